@@ -9,7 +9,7 @@ Milvus Lite is another program than Milvus. Other places are URLs of running dat
 overwritten. The vectors are those of `benchmarks.indexes`: 128 dimensions, classes of unequal size around centers that
 are themselves around centers. `--computed` prints what needs no measurement: bytes per vector, by kind.
 
-Recall@10 and latencies are those of `vicinal index PLACE --verify`: single queries of one client, with the way to the
+Recall@10 and latencies are those of `vicinal index verify PLACE`: single queries of one client, with the way to the
 database and back. `filtered` finds 10 of the 10 %, and of the 1 %, of the images that fulfill a condition.
 """
 

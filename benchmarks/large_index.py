@@ -1,11 +1,11 @@
-"""Indexes of codes of 10,000,000 vectors, built by `vicinal index` from a mapped file: time, memory, recall, latency.
+"""Indexes of codes of 10,000,000 vectors, built by the command from a mapped file: time, memory, recall, latency.
 
     python -m benchmarks.large_index --size 10000000 --out RESULTS
     python -m benchmarks.large_index --size 1000000 --out RESULTS --kinds rabitq
 
 The vectors of 128 dimensions are those of `benchmarks.indexes`: classes of heavy-tailed sizes within superclasses, some
 tens of directions with most of the variance. Beside `vectors.npy` is a CSV table of as many rows, a path and a label
-each. `vicinal index` runs in a process of its own. Beside its wall time is the CPU time of all threads, which other
+each. `vicinal index build` is a process of its own. Beside its wall time is the CPU time of all threads, which other
 programs change less. Memory is the peak of its private memory (RssAnon), without the pages of mapped files, which the
 system takes back when it needs them.
 
@@ -54,8 +54,8 @@ def make_source(size: int, folder: Path) -> None:
 
 def build(folder: Path, kind: str) -> dict[str, float]:
     """Build the index by the command: seconds, CPU seconds, and the peak of its private memory."""
-    command = [sys.executable, "-m", "vicinal", "index", str(folder / f"index-{kind}")]
-    command += ["--source", str(folder / "vectors.npy"), "--kind", kind, "--overwrite"]
+    command = [sys.executable, "-m", "vicinal", "index", "build", str(folder / f"index-{kind}")]
+    command += [str(folder / "vectors.npy"), "--kind", kind, "--overwrite"]
     started, peak, cpu = time.perf_counter(), 0.0, 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:

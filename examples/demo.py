@@ -32,7 +32,7 @@ The same with a folder of your own, one sub-folder of images per class:
     {vicinal} train --data.source photos/ --model.backbone efficientnet_lite0 --out run
     {vicinal} evaluate run --split test
     {vicinal} report run --split test
-    {vicinal} index gallery --source photos/ --model run
+    {vicinal} index build gallery photos/ --model run
     {vicinal} search gallery photos/owl/1.jpg --grid found.png
 """
 

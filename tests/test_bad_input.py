@@ -287,7 +287,7 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda t, p: [*searching(t), "-k", "6"],
         "k = 6 is impossible in an index of 5 images; use 1 to 5",
     ),
-    "deleting an unknown id": (lambda t, p: ["index", str(saved_index(t / "i", 4)), "--delete", "9"], "no id 9"),
+    "deleting an unknown id": (lambda t, p: ["index", "delete", str(saved_index(t / "i", 4)), "9"], "no id 9"),
     "no such index": (lambda t, p: ["search", "nothing", str(p)], "nothing"),
     "image of 100,000 x 100,000 pixels": (
         lambda t, p: ["embed", str(huge_image(t / "h.png")), "--model", str(saved_model(t / "m")), "--out", "v.npy"],
@@ -338,17 +338,13 @@ CASES: dict[str, tuple[Case, str]] = {
         "the refiner was trained for embeddings of the model abc",
     ),
     "index with a refiner of another dimension": (
-        lambda t, p: ["index", str(t / "i"), "--source", *_refining(t, 8, None)],
+        lambda t, p: ["index", "build", str(t / "i"), *_refining(t, 8, None)],
         "embeddings have 4 dimensions, the refiner is for 8",
     ),
     "index with a refiner for another model": (
-        lambda t, p: ["index", str(t / "i"), "--source", str(p), "--model", str(saved_model(t / "m")),
+        lambda t, p: ["index", "build", str(t / "i"), str(p), "--model", str(saved_model(t / "m")),
                       *_refining(t, 16, "abc")[1:]],
         "the refiner was trained for embeddings of the model abc",
-    ),
-    "refiner for nothing": (
-        lambda t, p: ["index", str(saved_index(t / "i", 4)), *_refining(t, 4, None)[1:]],
-        "--refiner refines images that are added; give --source, --add or --sync too",
     ),
     "refined index searched without its refiner": (
         lambda t, p: ["search", str(_refined_index(t)), str(t / "v.parquet")],
@@ -359,7 +355,7 @@ CASES: dict[str, tuple[Case, str]] = {
         "use that refiner, or build the index again",
     ),
     "refined index added to without its refiner": (
-        lambda t, p: ["index", str(_refined_index(t)), "--add", str(t / "v.parquet")],
+        lambda t, p: ["index", "add", str(_refined_index(t)), str(t / "v.parquet")],
         "give that refiner (--refiner ",
     ),
     "plain index searched with a refiner": (
@@ -473,10 +469,6 @@ CASES: dict[str, tuple[Case, str]] = {
         "num_workers = -1 must not be negative",
     ),
     "seed below none": (lambda t, p: ["data", str(p), "--seed", "-1"], "-1 is not an integer from 0 up"),
-    "kind of an index that is not built": (
-        lambda t, p: ["index", str(saved_index(t / "i", 4)), "--kind", "hnsw"],
-        "--kind is about building an index",
-    ),
     "unknown verb": (lambda t, p: ["serach"], "invalid choice: 'serach'"),
     "unknown argument": (lambda t, p: ["data", str(p), "--sead", "3"], "unknown argument --sead, did you mean --seed?"),
     "fractions that are not a mapping": (
@@ -498,7 +490,7 @@ VALIDATE_E = "{train: [a, b, c, d], val: [e]}"
 
 def _index_then_search_with_another_model(folder: Path, photos: Path) -> list[str]:
     first, second = saved_model(folder / "m1"), saved_model(folder / "m2")
-    assert main(["index", str(folder / "i"), "--source", str(photos), "--model", str(first)]) == 0
+    assert main(["index", "build", str(folder / "i"), str(photos), "--model", str(first)]) == 0
     return ["search", str(folder / "i"), str(photos / "class0"), "--model", str(second)]
 
 
@@ -512,7 +504,7 @@ def _refining(folder: Path, dim: int, model: str | None) -> list[str]:
 
 
 def _refined_index(folder: Path) -> Path:
-    assert main(["index", str(folder / "i"), "--source", *_refining(folder, 4, None)]) == 0
+    assert main(["index", "build", str(folder / "i"), *_refining(folder, 4, None)]) == 0
     return folder / "i"
 
 
@@ -562,7 +554,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(photos: Path, tmp_pat
     for arguments in (
         train(photos, "--out", tmp_path / "run"),
         ["embed", str(photos), "--model", str(model), "--out", str(tmp_path / "v.npy")],
-        ["index", str(tmp_path / "i"), "--source", str(photos), "--model", str(model)],
+        ["index", "build", str(tmp_path / "i"), str(photos), "--model", str(model)],
     ):
         received, sent = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("spawn").Process(target=_run_on_a_full_disk, args=(arguments, sent))

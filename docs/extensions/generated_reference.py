@@ -37,13 +37,20 @@ PUBLIC_PACKAGES = (
     "workflows", "serving", "export",
 )  # fmt: skip
 HELP_COLUMNS = "82"
-WITH_MORE = [("index",), ("search",), ("evaluate",), ("clean",)]  # verbs whose `--help` leaves flags out
+WITH_MORE = [
+    ("search",),
+    ("evaluate",),
+    ("clean",),
+    ("index", "build"),
+    ("index", "add"),
+    ("index", "sync"),
+]  # verbs whose `--help` leaves flags out
 
 
 class VerbHelp(SphinxDirective):
     """Show what `vicinal VERB --help` prints."""
 
-    optional_arguments = 1
+    optional_arguments = 2
 
     def run(self) -> list[nodes.Node]:
         text = help_text(*self.arguments)

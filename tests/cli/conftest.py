@@ -25,7 +25,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def index(run: Path, photos: Path) -> Path:
     """An index of the photos."""
     folder = run.parent / "index"
-    assert main(["index", str(folder), "--source", str(photos), "--model", str(run)]) == 0
+    assert main(["index", "build", str(folder), str(photos), "--model", str(run)]) == 0
     return folder
 
 

@@ -69,9 +69,9 @@ def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path
     kept = run / "model" / "calibration.json"
     calibration = Calibration.load(kept)
     assert calibration.fingerprint is not None
-    output(capsys, "index", tmp_path / "i", "--source", photos, "--model", run)
+    output(capsys, "index", "build", tmp_path / "i", photos, "--model", run)
     assert Index.load(tmp_path / "i").calibration == calibration
-    facts = json.loads(output(capsys, "index", tmp_path / "i", "--json"))
+    facts = json.loads(output(capsys, "index", "list", tmp_path / "i", "--facts", "--json"))
     assert facts["calibrated false_accept_rate"] == 0.2
     output(capsys, "calibrate", run / "model", "--images", photos, "--index", tmp_path / "i")
     assert Index.load(tmp_path / "i").calibration == Calibration.load(kept)
@@ -82,7 +82,7 @@ def test_a_run_keeps_its_calibration_in_its_model_folder(run: Path, photos: Path
 
 def test_a_gallery_of_the_size_in_use(embeddings: Path, tmp_path: Path, capsys) -> None:
     index = tmp_path / "i"
-    output(capsys, "index", index, "--source", embeddings)
+    output(capsys, "index", "build", index, embeddings)
     few = ["--where", "label < 9", "--out", tmp_path / "c.json", "--json"]
     assert json.loads(output(capsys, "calibrate", embeddings, *few))["num_gallery"] == 54
     assert json.loads(output(capsys, "calibrate", embeddings, *few, "--gallery", index))["num_gallery"] == 240
@@ -138,7 +138,7 @@ def test_an_index_of_another_model_refuses(run: Path, photos: Path, embeddings: 
 
 def test_search_says_match_or_none(embeddings: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "i"
-    output(capsys, "index", folder, "--source", embeddings, "--split", "val")
+    output(capsys, "index", "build", folder, embeddings, "--split", "val")
     plain = output(capsys, "search", folder, embeddings, "-k", "1")
     output(capsys, "calibrate", embeddings, "--false_accept_rate", "0.05", "--index", folder)
     lines = output(capsys, "search", folder, embeddings, "-k", "1").splitlines()
@@ -158,6 +158,6 @@ def test_search_says_match_or_none(embeddings: Path, tmp_path: Path, capsys) -> 
 
 
 def test_search_tells_that_an_index_has_no_calibration(embeddings: Path, tmp_path: Path, capsys) -> None:
-    output(capsys, "index", tmp_path / "i", "--source", embeddings)
+    output(capsys, "index", "build", tmp_path / "i", embeddings)
     assert main(["search", str(tmp_path / "i"), str(embeddings), "--min_probability", "0.5"]) == 2
     assert "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def commands(photos: Path) -> dict[str, list[str]]:
     return {
         "train": ["train", f"--data.source={photos}", *SETTINGS, "--out=run"],
         "embed": ["embed", str(photos), *model, "--out=vectors.parquet"],
-        "index": ["index", "index", "--source", str(photos), *model],
+        "index": ["index", "build", "index", str(photos), *model],
     }
 
 

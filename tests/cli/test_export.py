@@ -66,7 +66,7 @@ def test_an_exported_model_embeds_indexes_and_searches(
     output(capsys, "embed", photos, "--model", exported, "--out", tmp_path / "vectors.parquet")
     expected = OnnxEmbedder(exported).embed(sorted(photos.rglob("*.png")))
     np.testing.assert_allclose(load_vectors(tmp_path / "vectors.parquet"), expected, atol=1e-5)
-    output(capsys, "index", tmp_path / "index", "--source", photos, "--model", exported)
+    output(capsys, "index", "build", tmp_path / "index", photos, "--model", exported)
     picture = photos / "class3" / "2.png"
     for flags in ([], ["--model", run]):  # the fingerprint is that of the run
         found = json.loads(output(capsys, "search", tmp_path / "index", picture, "-k", 1, "--json", *flags))

@@ -108,7 +108,7 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["clean", photos, "--model", "none"],
         ["embed", photos, "--model", "none", "--out", "v.npy"],
         ["whiten", photos, "--model", "none", "--out", "w.safetensors"],
-        ["index", "i", "--source", photos, "--model", "none"],
+        ["index", "build", "i", photos, "--model", "none"],
         ["export", "none", "--out", "m.onnx"],
     ]
     commands = [
@@ -129,7 +129,7 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["embed", photos, "--whitening", "none.safetensors", "--out", "v.npy"],
         ["whiten", "none", "--out", "w.safetensors"],
         ["index", "none"],
-        ["index", "i", "--source", "none"],
+        ["index", "build", "i", "none"],
         ["search", "none", "picture.jpg"],
         ["search", photos, "none.jpg"],
         ["search", photos, photos, "--refiner", "none"],
@@ -180,8 +180,8 @@ def test_index_and_search(vectors: Path, run: Path, photos: Path, tmp_path: Path
     queries, picture, model = vectors / "v.parquet", photos / "class0" / "0.png", ["--model", run]
     check(
         (["search", vectors / "index", queries, "-k", "3"], INDEX),
-        (["index", tmp_path / "i", "--source", queries], INDEX),
-        (["index", tmp_path / "of_images", "--source", photos / "class0", *model], INDEX | IMAGES),
+        (["index", "build", tmp_path / "i", queries], INDEX),
+        (["index", "build", tmp_path / "of_images", photos / "class0", *model], INDEX | IMAGES),
         (["search", tmp_path / "of_images", picture, *model, "-k", "3"], INDEX | IMAGES),
         (
             ["search", tmp_path / "of_images", picture, *model, "-k", "3", "--grid", tmp_path / "grid.png"],

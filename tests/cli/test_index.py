@@ -36,56 +36,56 @@ def shop(photos: Path, tmp_path: Path) -> Path:
 
 
 def listed(capsys, folder: Path, *flags: str) -> list[dict]:
-    return json.loads(output(capsys, "index", folder, "--list", "--json", *flags))
+    return json.loads(output(capsys, "index", "list", folder, "--json", *flags))
 
 
 def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> None:
     table = Table(pd.DataFrame({"path": ["a/1.png", "a/2.png", "b/1.png"], "price": [1, 20, 30]}), root="/shop")
     save_embeddings(tmp_path / "v.parquet", np.eye(3, dtype=np.float32), table)
     index = tmp_path / "index"
-    output(capsys, "index", index, "--source", tmp_path / "v.parquet")
-    text = output(capsys, "index", index, "--list", "--where", "price > 10")
+    output(capsys, "index", "build", index, tmp_path / "v.parquet")
+    text = output(capsys, "index", "list", index, "--where", "price > 10")
     assert text.splitlines() == ["id,path,price", "1,/shop/a/2.png,20", "2,/shop/b/1.png,30"]
-    output(capsys, "index", index, "--add", tmp_path / "v.parquet")  # the same again
+    output(capsys, "index", "add", index, tmp_path / "v.parquet")  # the same again
     assert [row["id"] for row in listed(capsys, index)] == [0, 1, 2]
-    output(capsys, "index", index, "--delete", "--where", "price == 20")
+    output(capsys, "index", "delete", index, "--where", "price == 20")
     assert [row["id"] for row in listed(capsys, index)] == [0, 2]
-    output(capsys, "index", index, "--add", tmp_path / "v.parquet")
+    output(capsys, "index", "add", index, tmp_path / "v.parquet")
     assert [row["path"] for row in listed(capsys, index)] == ["/shop/a/1.png", "/shop/b/1.png", "/shop/a/2.png"]
-    output(capsys, "index", index, "--delete", "/shop/a/", "2")
-    assert error(capsys, "index", index, "--delete", "/shop/c.png").endswith("nor one in a folder of this name")
-    message = error(capsys, "index", index, "--source", tmp_path / "v.parquet")
-    assert "is an index already; --add or --sync adds images to it, --overwrite replaces it" in message
-    output(capsys, "index", index, "--source", tmp_path / "v.parquet", "--overwrite")
+    output(capsys, "index", "delete", index, "/shop/a/", "2")
+    assert error(capsys, "index", "delete", index, "/shop/c.png").endswith("nor one in a folder of this name")
+    message = error(capsys, "index", "build", index, tmp_path / "v.parquet")
+    assert "is an index already; `vicinal index add` or `sync` adds images to it, --overwrite replaces it" in message
+    output(capsys, "index", "build", index, tmp_path / "v.parquet", "--overwrite")
     assert len(listed(capsys, index)) == 3
     (tmp_path / "moved" / "a").mkdir(parents=True)
     (tmp_path / "moved" / "a" / "2.png").touch()
-    output(capsys, "index", index, "--root", tmp_path / "moved")
+    output(capsys, "index", "sync", index, "--root", tmp_path / "moved")
     assert listed(capsys, index)[2]["path"] == str(tmp_path / "moved" / "b" / "1.png")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--delete"], "--delete needs ids, paths, or --where"),
-        (["--delete", "1", "--where", "price > 1"], "leave out the ids"),
-        (["--where", "price > 1"], "give --delete, --list or a source"),
-        (["--overwrite"], "give --source too"),
-        (["--sync", "photos", "--add", "photos"], "leave out --add"),
-        (["--sync", "photos", "--kind", "ivfpq"], "build the index by --source"),
-        (["--sync", "photos", "--kind", "rabitq"], "rabitq is learned from all images at once"),
-        (["--source", "photos", "--rescore", "9"], "give --kind too"),
-        (["--list", "--add", "photos", "--where", "a > 1"], "by a call of its own"),
+        (["delete", "none"], "give either ids and paths, or --where alone"),
+        (["delete", "none", "1", "--where", "price > 1"], "give either ids and paths, or --where alone"),
+        (["sync", "none"], "give the folder or table of images, or with --root the folder where the images are now"),
+        (["sync", "none", "photos", "--kind", "ivfpq"], "build the index first"),
+        (["sync", "none", "photos", "--kind", "rabitq"], "rabitq is learned from all images at once"),
+        (["build", "none", "photos", "--rescore", "9"], "give --kind too"),
     ],
 )
-def test_flags_that_exclude_each_other(flags: list[str], message: str, tmp_path: Path, capsys) -> None:
-    assert message in error(capsys, "index", tmp_path / "none", *flags)
+def test_flags_that_exclude_each_other(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error(capsys, "index", *flags)
 
 
 def test_a_table_as_shops_have_it(run: Path, shop: Path, tmp_path: Path, capsys) -> None:
     index, model = tmp_path / "index", ["--model", run]
     columns = ["--path_column", "file", "--label_column", "product"]
-    output(capsys, "index", index, "--sync", shop / "shop.csv", *columns, *model)
+    output(capsys, "index", "sync", index, shop / "shop.csv", *columns, *model)
     assert listed(capsys, index)[3] == {
         "id": 3, "path": str(shop / "class0" / "3.png"), "label": "class0", "price": "3",
     }  # fmt: skip
@@ -103,46 +103,48 @@ def test_a_table_as_shops_have_it(run: Path, shop: Path, tmp_path: Path, capsys)
     assert len(json.loads(output(capsys, "search", index, shop / "shop.csv", "-k", "1", "--json"))) == 12
     frame = pd.read_csv(shop / "shop.csv")
     frame.drop(index=0).assign(price=99).to_csv(shop / "shop.csv", index=False)
-    output(capsys, "index", index, "--sync", shop / "shop.csv")
+    output(capsys, "index", "sync", index, shop / "shop.csv")
     assert [row["id"] for row in listed(capsys, index, "--where", "price == 99")] == list(range(1, 12))
     assert len(listed(capsys, index)) == 11
 
 
 def test_a_folder_is_synced_from_nothing(run: Path, shop: Path, tmp_path: Path, capsys) -> None:
     index = tmp_path / "index"
-    output(capsys, "index", index, "--sync", shop, "--model", run)
+    output(capsys, "index", "sync", index, shop, "--model", run)
     (shop / "class0" / "0.png").unlink()
     (shop / "class1" / "new.png").write_bytes(b"no image")
-    output(capsys, "index", index, "--sync", shop)
+    output(capsys, "index", "sync", index, shop)
     assert [row["id"] for row in listed(capsys, index)] == list(range(1, 12))
-    output(capsys, "index", index, "--add", shop)
+    output(capsys, "index", "add", index, shop)
     assert len(listed(capsys, index)) == 11
 
 
 def test_photos_may_move(run: Path, shop: Path, photos: Path, tmp_path: Path, capsys) -> None:
     index, moved = tmp_path / "index", tmp_path / "sold" / "pictures"
-    output(capsys, "index", index, "--sync", shop, "--model", run)
-    output(capsys, "index", index, "--add", photos / "class2")
-    assert json.loads(output(capsys, "index", index, "--json"))["root"] == str(shop)
+    output(capsys, "index", "sync", index, shop, "--model", run)
+    output(capsys, "index", "add", index, photos / "class2")
+    assert json.loads(output(capsys, "index", "list", index, "--facts", "--json"))["root"] == str(shop)
     moved.parent.mkdir()
     shop.rename(moved)
     (moved / "class0" / "0.png").unlink()
-    output(capsys, "index", index, "--root", moved)
+    output(capsys, "index", "sync", index, "--root", moved)
     paths = [row["path"] for row in listed(capsys, index)]
     assert paths[:2] == [str(moved / "class0" / "0.png"), str(moved / "class0" / "1.png")]
     assert paths[12:] == [str(photos / "class2" / f"{number}.png") for number in range(6)]
-    assert main(["index", str(index), "--sync", str(moved)]) == 0
+    assert main(["index", "sync", str(index), str(moved)]) == 0
     assert "0 new, 0 changed, 1 vanished, 11 as before" in capsys.readouterr().err
     revision = Index.load(index).revision
-    assert main(["index", str(index), "--sync", str(moved)]) == 0
+    assert main(["index", "sync", str(index), str(moved)]) == 0
     assert "0 new, 0 changed, 0 vanished, 11 as before" in capsys.readouterr().err
     assert Index.load(index).revision == revision
     moved.rename(tmp_path / "back")  # and not said so
-    assert main(["index", str(index), "--sync", str(tmp_path / "back")]) == 0
+    assert main(["index", "sync", str(index), str(tmp_path / "back")]) == 0
     assert "0 new, 0 changed, 0 vanished, 0 as before, 11 moved" in capsys.readouterr().err
-    assert json.loads(output(capsys, "index", index, "--json"))["root"] == str(tmp_path / "back")
+    assert json.loads(output(capsys, "index", "list", index, "--facts", "--json"))["root"] == str(tmp_path / "back")
     (tmp_path / "empty").mkdir()
-    assert "none of the 17 images is in this folder" in error(capsys, "index", index, "--root", tmp_path / "empty")
+    assert "none of the 17 images is in this folder" in error(
+        capsys, "index", "sync", index, "--root", tmp_path / "empty"
+    )
 
 
 def test_boxes_are_objects_in_every_verb(run: Path, tmp_path: Path, capsys, photos: Path) -> None:
@@ -156,7 +158,7 @@ def test_boxes_are_objects_in_every_verb(run: Path, tmp_path: Path, capsys, phot
     picture.save(tmp_path / "pair.png")
     columns = ["path", "label", "x_1", "y_1", "x_2", "y_2"]
     pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "boxes.csv", index=False)
-    output(capsys, "index", tmp_path / "index", "--source", tmp_path / "boxes.csv", "--model", run)
+    output(capsys, "index", "build", tmp_path / "index", tmp_path / "boxes.csv", "--model", run)
     for number, label in enumerate(("class0", "class1")):
         found = json.loads(output(capsys, "search", tmp_path / "index", tmp_path / f"{label}.png", "-k", "1", "--json"))
         (match,) = found[0]["matches"]
@@ -197,7 +199,7 @@ def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, cap
     assert "no row fulfills price > 99" in error(
         capsys, "embed", table, "--model", out, "--where", "price > 99", "--out", tmp_path / "v.parquet"
     )
-    output(capsys, "index", tmp_path / "index", "--source", table, "--model", out)  # which remembers them too
+    output(capsys, "index", "build", tmp_path / "index", table, "--model", out)  # which remembers them too
     assert len(listed(capsys, tmp_path / "index", "--where", "product == 'class1'")) == 6
     counted = output(capsys, "data", table, *columns, "--where", "product == 'class1' and price < 8", "--json")
     assert json.loads(counted)["num_images"] == 2
@@ -207,7 +209,7 @@ def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, cap
 def test_shorter_vectors_in_a_smaller_index(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     folder, image = tmp_path / "i", next(photos.rglob("*.png"))
     flags = ("--model", run, "--dim", 4, "--kind", "sq8", "--rescore", 3)
-    assert main([str(each) for each in ("index", folder, "--sync", photos, *flags, "--json")]) == 0
+    assert main([str(each) for each in ("index", "sync", folder, photos, *flags, "--json")]) == 0
     captured = capsys.readouterr()
     facts = json.loads(captured.out)
     assert [facts[name] for name in ("kind", "rescore", "dimensions", "dim")] == ["sq8", 3, 4, "4"]

@@ -27,10 +27,10 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_a_backbone_with_its_flags(offline: None, photos: Path, tmp_path: Path, capsys) -> None:
     index, picture = tmp_path / "index", photos / "class3" / "2.png"
     flags = ["--model", "test_resnet", "--pooling", "max", "--scales", "1", str(0.5**0.5)]
-    output(capsys, "index", index, "--source", photos / "class3", *flags)
-    stored = json.loads(output(capsys, "index", index, "--json"))
+    output(capsys, "index", "build", index, photos / "class3", *flags)
+    stored = json.loads(output(capsys, "index", "list", index, "--facts", "--json"))
     assert [stored[name] for name in ("model", "pooling", "scales")] == ["test_resnet", "max", f"1 {0.5**0.5!r}"]
-    assert main(["index", str(index), "--add", str(photos / "class4")]) == 0
+    assert main(["index", "add", str(index), str(photos / "class4")]) == 0
     assert f"--model test_resnet --pooling max --scales 1 {0.5**0.5!r}" in capsys.readouterr().err
     words = ["search", index, picture, "--json", "-k", "12"]
     found, same = (json.loads(output(capsys, *words, *more)) for more in ([], flags))
@@ -52,11 +52,11 @@ def test_a_model_with_whitening_that_is_lost_or_changed(photos: Path, tmp_path: 
     save_model(0)
     vectors = Embedder.from_pretrained(model).embed(Table.from_folder(photos))
     PCAWhitening.fit(vectors, 4).save(whitening)
-    output(capsys, "index", index, "--source", photos, "--model", model, "--whitening", whitening)
+    output(capsys, "index", "build", index, photos, "--model", model, "--whitening", whitening)
     search = ["search", index, photos / "class0" / "0.png"]
     assert output(capsys, *search, "-k", "1").splitlines()[1].split()[1] == "1.0000"
     save_model(1)
-    for words in (search, ["index", index, "--add", photos / "class0"]):
+    for words in (search, ["index", "add", index, photos / "class0"]):
         assert f"--model {model} --whitening {whitening} gave embeddings of the model" in refused(capsys, *words)
     shutil.rmtree(model)
     assert f"built with --model {model}, which is not there; say where it is: --model" in refused(capsys, *search)

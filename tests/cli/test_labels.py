@@ -40,7 +40,7 @@ def test_findings_are_told_by_them(folder: Path, capsys) -> None:
 
 
 def test_an_index_and_a_file_keep_them(folder: Path, capsys) -> None:
-    output(capsys, "index", "i", "--source", "x.npy", *LABELS)
+    output(capsys, "index", "build", "i", "x.npy", *LABELS)
     assert Index.load("i").contents()[1]["label"][7] == "k1"
     output(capsys, "embed", "x.npy", *LABELS, "--out", "z.parquet")
     assert load_embeddings("z.parquet")[1].paths[7] == str(folder / "7.jpg")

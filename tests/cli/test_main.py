@@ -19,12 +19,12 @@ def test_help_explains_every_verb_and_flag(verb: str, capsys) -> None:
     assert len(text.splitlines()) > 8
 
 
-@pytest.mark.parametrize("verb", ["index", "search", "evaluate", "clean"])
+@pytest.mark.parametrize("verb", ["index build", "index add", "index sync", "search", "evaluate", "clean"])
 def test_help_shows_the_flags_that_matter_first(verb: str, capsys) -> None:
     texts = []
     for flag in ("--help", "--help_all"):
         with contextlib.suppress(SystemExit):
-            main([verb, flag])
+            main([*verb.split(), flag])
         texts.append(capsys.readouterr().out)
     short, full = (set(re.findall(r"^  (--[a-z_.0-9]+)", text, re.M)) for text in texts)
     assert short < full
@@ -65,10 +65,9 @@ def test_flags_leave_what_cannot_be_a_value_to_the_positional_arguments() -> Non
         "evaluate --intervals run": {"intervals": "classes", "sources": ["run"]},
         "evaluate a --intervals queries b": {"intervals": "queries", "sources": ["a", "b"]},
         "evaluate --recall_at 1 5 run other": {"recall_at": [1, 5], "sources": ["run", "other"]},
-        "index --verify gallery": {"verify": 100, "index": "gallery"},
-        "index --verify 7 gallery": {"verify": 7, "index": "gallery"},
-        "index gallery --delete -- -1.jpg --x": {"delete": ["-1.jpg", "--x"], "index": "gallery"},
-        "index gallery --delete 3 cup.jpg": {"delete": ["3", "cup.jpg"], "index": "gallery"},
+        "index verify --queries 7 gallery": {"queries": 7, "index": "gallery"},
+        "index delete gallery -- -1.jpg --x": {"images": ["-1.jpg", "--x"], "index": "gallery"},
+        "index delete gallery 3 cup.jpg": {"images": ["3", "cup.jpg"], "index": "gallery"},
         "search gallery -k 3 -- -1.jpg": {"k": 3, "queries": ["-1.jpg"]},
     }.items():
         arguments, rest = parse(words.split())
@@ -76,7 +75,10 @@ def test_flags_leave_what_cannot_be_a_value_to_the_positional_arguments() -> Non
         assert {name: found[name] for name in expected} == expected, words
 
 
-@pytest.mark.parametrize("words", [["index", "g", "--model.pretrained"], ["index", "g", "--deleted"], ["data", "--x"]])
+@pytest.mark.parametrize(
+    "words",
+    [["index", "add", "g", "s", "--model.pretrained"], ["index", "build", "g", "s", "--overwrit"], ["data", "--x"]],
+)
 def test_no_flag_is_suggested_that_is_unlike_or_deletes(words: list[str], capsys) -> None:
     with pytest.raises(SystemExit):
         main(words)

@@ -15,24 +15,25 @@ from vicinal.models import ContextRefiner
 
 def test_index_describes_adds_and_deletes(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "index"
-    output(capsys, "index", folder, "--source", photos / "class0", "--model", run)
-    output(capsys, "index", folder, "--add", photos / "class1", "--model", run, "--delete", "0", "2")
-    facts = json.loads(output(capsys, "index", folder, "--json"))
+    output(capsys, "index", "build", folder, photos / "class0", "--model", run)
+    output(capsys, "index", "add", folder, photos / "class1", "--model", run)
+    output(capsys, "index", "delete", folder, "0", "2")
+    facts = json.loads(output(capsys, "index", "list", folder, "--facts", "--json"))
     assert (facts["kind"], facts["images"], facts["deleted"], facts["dimensions"]) == ("exact", 10, 2, 16)
-    assert "images               10" in output(capsys, "index", folder)
+    assert "images               10" in output(capsys, "index", "list", folder, "--facts")
     found = json.loads(output(capsys, "search", folder, photos / "class0" / "0.png", "--model", run, "--json"))
     assert {match["id"] for match in found[0]["matches"]} == {1, *range(3, 12)}
 
 
 def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, index: Path, tmp_path: Path, capsys) -> None:
     folder, models = tmp_path / "index", ["--model", run, "--refiner", refiner]
-    output(capsys, "index", folder, "--source", photos, *models)
+    output(capsys, "index", "build", folder, photos, *models)
     shutil.copy(photos / "class1" / "0.png", tmp_path / "copy.png")
-    output(capsys, "index", folder, "--add", tmp_path / "copy.png", *models)
-    facts = json.loads(output(capsys, "index", folder, "--delete", "48", "--json"))
+    output(capsys, "index", "add", folder, tmp_path / "copy.png", *models)
+    facts = json.loads(output(capsys, "index", "delete", folder, "48", "--json"))
     fingerprint = ContextRefiner.from_pretrained(refiner).fingerprint()
     assert (facts["images"], facts["refiner_fingerprint"]) == (48, fingerprint)
-    assert f"refiner_fingerprint  {fingerprint}" in output(capsys, "index", folder)
+    assert f"refiner_fingerprint  {fingerprint}" in output(capsys, "index", "list", folder, "--facts")
     picture = photos / "class3" / "2.png"
     text = output(capsys, "search", folder, picture, *models, "-k", "3")
     assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
@@ -60,8 +61,8 @@ def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos
 
 def test_a_small_index_gives_all_unless_more_are_asked_for(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     folder, picture = tmp_path / "index", photos / "class0" / "0.png"
-    output(capsys, "index", folder, "--source", photos / "class0", "--model", run)
-    number = json.loads(output(capsys, "index", folder, "--json"))["images"]
+    output(capsys, "index", "build", folder, photos / "class0", "--model", run)
+    number = json.loads(output(capsys, "index", "list", folder, "--facts", "--json"))["images"]
     assert number < 10
     assert len(json.loads(output(capsys, "search", folder, picture, "--json"))[0]["matches"]) == number
     assert main(["search", str(folder), str(picture), "-k", "10"]) == 2

@@ -41,7 +41,7 @@ def test_data_embed_index_and_search(mixed: Path, model: Path, tmp_path: Path, c
     vectors, table = load_embeddings(tmp_path / "v.parquet")
     assert vectors.shape == (13, 8)
     assert not table.has("label")
-    output(capsys, "index", tmp_path / "gallery", "--source", mixed, "--model", model)
+    output(capsys, "index", "build", tmp_path / "gallery", mixed, "--model", model)
     words = ["search", tmp_path / "gallery", mixed / "a" / "b" / "0.png", "-k", "2", "--grid", tmp_path / "found.png"]
     (found,) = json.loads(output(capsys, *words, "--json"))
     assert {Path(match["path"]).name for match in found["matches"]} == {"0.png", "again.png"}

@@ -21,7 +21,7 @@ def test_untrained_backbones_are_evaluated(photos: Path, capsys: pytest.CaptureF
 
 def test_an_index_of_an_untrained_backbone(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ("--model", "timm/test_resnet", "--pooling", "max")
-    assert main(["index", str(tmp_path / "index"), "--source", str(photos), "--model", "timm/nothing"]) == 2
+    assert main(["index", "build", str(tmp_path / "index"), str(photos), "--model", "timm/nothing"]) == 2
     assert "timm has no model 'nothing'" in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
     output(capsys, "embed", photos, *model, "--out", tmp_path / "v.npy")

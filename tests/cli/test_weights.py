@@ -61,7 +61,7 @@ def test_verbs_embed_by_the_weights(weights: Path, photos: Path, tmp_path: Path,
 def test_an_index_remembers_the_weights(weights: Path, photos: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("VICINAL_DATA", str(tmp_path))  # where no exported model is kept
     index, picture = tmp_path / "index", photos / "class3" / "2.png"
-    output(capsys, "index", index, "--source", photos, "--model", NAME, "--weights", weights.name)
+    output(capsys, "index", "build", index, photos, "--model", NAME, "--weights", weights.name)
     assert Index.load(index).made_with == {"engine": "torch", "model": NAME, "weights": str(weights)}
     monkeypatch.chdir(photos)
     assert output(capsys, "search", index, picture, "-k", "1").splitlines()[1].split()[1] == "1.0000"

@@ -113,7 +113,7 @@ def test_the_command(
         assert read_metadata(out, ENGINE_KEY) == {"auto": "openvino"}.get(name, name)
         np.testing.assert_allclose(vectors[name], vectors["torch"], atol=1e-4)
     np.testing.assert_array_equal(vectors["auto"], vectors["openvino"])
-    assert run("index", tmp_path / "index", "--source", photos, "--model", tmp_path / "model") == 0
+    assert run("index", "build", tmp_path / "index", photos, "--model", tmp_path / "model") == 0
     query = photos / "class0" / "0.jpg"
     monkeypatch.setattr(engine, "find_spec", lambda _: None)  # the index does not require the engine that made it
     capfd.readouterr()

@@ -73,12 +73,12 @@ CASES: list[tuple[str, str, Make, str]] = [
     ("source", "empty images", words("evaluate", "model", "--images", ""), "error: the source is empty; give a folder"),
     ("source", "empty model", words("evaluate", "photos", "--model", ""), "model: the name is empty; give a folder"),
     ("source", "empty root", words("data", "photos", "--root", ""), "error: a path is empty; name a file or folder"),
-    ("source", "empty to index", words("index", "i", "--source", ""), "error: the source is empty; give a folder of"),
+    ("source", "empty to index", words("index", "build", "i", ""), "error: the source is empty; give a folder of"),
     ("source", "two things", words("evaluate", "README.md"), "error: README.md: no such file"),
     ("broken image", "evaluate a folder", with_broken("evaluate", "photos", *MODEL), SKIP),
     ("broken image", "evaluate a table", with_broken("evaluate", "photos.csv", *MODEL), SKIP),
     ("broken image", "embed a table", with_broken("embed", "photos.csv", *MODEL, "--out", "o.npy"), SKIP),
-    ("broken image", "index a table", with_broken("index", "i", "--source", "photos.csv", *MODEL), SKIP),
+    ("broken image", "index a table", with_broken("index", "build", "i", "photos.csv", *MODEL), SKIP),
     ("broken image", "report", with_broken("report", "photos", *MODEL), SKIP),
     (
         "broken image",
@@ -140,11 +140,11 @@ def test_folders_are_embedded_indexed_and_searched_without_broken_images(verb: s
     with_broken()(work)
     if verb == "search":
         Path("photos/class4/3.png").rename("3.png")
-        assert main(["index", "i", "--source", "photos", *MODEL]) == 0
+        assert main(["index", "build", "i", "photos", *MODEL]) == 0
         Path("3.png").rename("photos/class4/3.png")
     commands = {
         "embed": ["embed", "photos", *MODEL, "--out", "o.npy"],
-        "index": ["index", "i", "--source", "photos", *MODEL],
+        "index": ["index", "build", "i", "photos", *MODEL],
         "search": ["search", "i", "photos/class4", *MODEL, "-k", "1"],
     }
     capsys.readouterr()

@@ -35,14 +35,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     refiner = ContextRefiner(8, num_heads=2)
     refiner.model_fingerprint = models[0].fingerprint()
     refiner.save_pretrained(folder / "r")
-    embed = ["--source", f"{folder}/photos", "--model", f"{folder}/m1"]
+    embed = [f"{folder}/photos", "--model", f"{folder}/m1"]
     for words in (
         ["embed", f"{folder}/photos", "--model", f"{folder}/m1", "--out", f"{folder}/e.parquet"],
         ["whiten", f"{folder}/e.parquet", "--out", f"{folder}/w.safetensors", "--dim", "4"],
-        ["index", f"{folder}/plain", *embed],
-        ["index", f"{folder}/whitened", *embed, "--whitening", f"{folder}/w.safetensors"],
-        ["index", f"{folder}/refined", *embed, "--refiner", f"{folder}/r"],
-        ["index", f"{folder}/scaled", *embed, "--scales", "1", "0.5"],
+        ["index", "build", f"{folder}/plain", *embed],
+        ["index", "build", f"{folder}/whitened", *embed, "--whitening", f"{folder}/w.safetensors"],
+        ["index", "build", f"{folder}/refined", *embed, "--refiner", f"{folder}/r"],
+        ["index", "build", f"{folder}/scaled", *embed, "--scales", "1", "0.5"],
     ):
         assert main(words) == 0
     return folder
@@ -69,7 +69,7 @@ CASES: list[tuple[str, str, list[str], str]] = [
         ["search", "{0}/plain", "{0}/e.parquet", "{0}/photos/a/0.png", "-k", "2"],
         "a/0.png holds images; say which model embeds them with --model",
     ),
-    ("model", "another, to add", ["index", "{0}/plain", "--add", "{0}/photos", *M2], "; give --model {0}/m1, or build"),
+    ("model", "another, to add", ["index", "add", "{0}/plain", "{0}/photos", *M2], "; give --model {0}/m1, or build"),
     ("whitening", "missing", search("whitened", *M1), "; give --whitening {0}/w.safetensors, or build the index again"),
     ("whitening", "too many", search("plain", *M1, *W), "; leave out --whitening, or build the index again"),
     (
@@ -82,11 +82,11 @@ CASES: list[tuple[str, str, list[str], str]] = [
     ("scales", "others", search("scaled", *M1, "--scales", "1"), "; give --scales 1 0.5, or build the index again"),
     ("refiner", "missing", search("refined", *M1), "; give that refiner (--refiner {0}/r)"),
     ("refiner", "too many", search("plain", *M1, *R), "the index was built without a refiner; leave it out, or build"),
-    ("number", "delete beyond 64 bits", ["index", "{0}/plain", "--delete", "9" * 30], f"no id {'9' * 30}; it was"),
-    ("number", "delete 2**63", ["index", "{0}/plain", "--delete", "0", str(2**63)], f"the index has no id {2**63}; it"),
-    ("number", "delete half an image", ["index", "{0}/plain", "--delete", "0.5"], "the index has no image 0.5, nor"),
+    ("number", "delete beyond 64 bits", ["index", "delete", "{0}/plain", "9" * 30], f"no id {'9' * 30}; it was"),
+    ("number", "delete 2**63", ["index", "delete", "{0}/plain", "0", str(2**63)], f"the index has no id {2**63}; it"),
+    ("number", "delete half an image", ["index", "delete", "{0}/plain", "0.5"], "the index has no image 0.5, nor"),
     ("number", "half a match", search("plain", *M1, "-k", "2.5"), "argument -k: 2.5 is not an integer from 1 up"),
-    ("number", "timeout", ["index", "{0}/plain", "--timeout", "soon"], "--timeout: soon is not an integer from 0 up"),
+    ("number", "timeout", ["index", "list", "{0}/plain", "--timeout", "soon"], "--timeout: soon is not an integer"),
     ("query", "none", ["search", "{0}/plain"], "the following arguments are required: queries"),
     ("query", "no such file", search("plain", *M1, query="owl.png"), "owl.png: no such file"),
     ("index", "folder of photos", ["search", "{0}/photos", "{0}/e.parquet"], "photos is not an index: it has no"),
@@ -146,7 +146,7 @@ def test_the_same_flags_find_images(made: Path, capsys) -> None:
 
 
 def test_an_index_shows_what_it_was_built_with(made: Path, capsys) -> None:
-    assert main(["index", f"{made}/whitened"]) == 0
+    assert main(["index", "list", f"{made}/whitened", "--facts"]) == 0
     shown = capsys.readouterr().out
     assert f"model                {made}/m1" in shown
     assert f"whitening            {made}/w.safetensors" in shown
@@ -160,14 +160,14 @@ def test_unreadable_images_of_a_folder_are_left_out(made: Path, tmp_path: Path, 
     model = ["--model", f"{made}/m1"]
     left_out = "left out 1 of 4 images that cannot be read"
     for words, message in (
-        (["index", f"{tmp_path}/i", "--source", str(tmp_path), *model], left_out),
-        (["index", f"{tmp_path}/i", "--add", str(tmp_path), *model], "left out: none of the 1 images can be read"),
+        (["index", "build", f"{tmp_path}/i", str(tmp_path), *model], left_out),
+        (["index", "add", f"{tmp_path}/i", str(tmp_path), *model], "left out: none of the 1 images can be read"),
         (["search", f"{tmp_path}/i", str(tmp_path), *model, "-k", "1"], left_out),
     ):
         assert main(words) == 0
         assert message in capsys.readouterr().err
     assert len(Index.load(tmp_path / "i")) == 3
-    assert main(["index", f"{tmp_path}/i", "--add", str(tmp_path), *model, "--on_error", "raise"]) == 2
+    assert main(["index", "add", f"{tmp_path}/i", str(tmp_path), *model, "--on_error", "raise"]) == 2
     assert len(Index.load(tmp_path / "i")) == 3
 
 
@@ -177,8 +177,8 @@ def test_ivfpq_can_be_evaluated_and_reported(tmp_path: Path, monkeypatch, capsys
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
     vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
     save_embeddings(tmp_path / "v.parquet", vectors, Table(pd.DataFrame({"label": [n % 20 for n in range(400)]})))
-    assert main(["index", f"{tmp_path}/i", "--source", f"{tmp_path}/v.parquet", "--kind", "ivfpq"]) == 0
-    assert main(["index", f"{tmp_path}/i", "--delete", "3", "4"]) == 0
+    assert main(["index", "build", f"{tmp_path}/i", f"{tmp_path}/v.parquet", "--kind", "ivfpq"]) == 0
+    assert main(["index", "delete", f"{tmp_path}/i", "3", "4"]) == 0
     assert main(["evaluate", f"{tmp_path}/i"]) == 0
     assert main(["report", f"{tmp_path}/i", "--out", f"{tmp_path}/page"]) == 0
     assert "398" in capsys.readouterr().out

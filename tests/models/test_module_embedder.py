@@ -131,7 +131,7 @@ def test_what_is_saved_gives_the_same_vectors(my_nets: str, tmp_path: Path) -> N
 
 def test_the_command_imports_what_its_flag_allows(my_nets: str, photos: Path, tmp_path: Path, capsys) -> None:
     saved(my_nets, tmp_path / "model")
-    words = ["index", tmp_path / "index", "--source", photos / "class0", "--model", tmp_path / "model"]
+    words = ["index", "build", tmp_path / "index", photos / "class0", "--model", tmp_path / "model"]
     assert main([str(word) for word in words]) == 2
     assert f"add --allow_import {my_nets}" in capsys.readouterr().err
     output(capsys, *words, "--allow_import", my_nets)

@@ -54,7 +54,7 @@ def run_commands(folder: Path, pipe: int, number: int) -> None:
         table = Table(pd.DataFrame({"path": [f"/command/{seed}/{row}.png" for row in range(PER_COMMAND)]}))
         file = folder.parent / f"{seed}.parquet"
         save_embeddings(file, random_vectors(PER_COMMAND, seed), table)
-        assert command(["index", str(folder), "--add", str(file)]) == 0
+        assert command(["index", "add", str(folder), str(file)]) == 0
         os.write(pipe, f"command {seed} 0\n".encode())
 
 

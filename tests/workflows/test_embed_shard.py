@@ -237,7 +237,7 @@ def test_shards_are_a_source_of_other_verbs(shards: Path, tmp_path: Path, capsys
     found = []
     for source in (shards, merged):
         index = tmp_path / f"index_{source.stem}"
-        output(capsys, "index", index, "--source", source)
+        output(capsys, "index", "build", index, source)
         searched = output(capsys, "search", index, source)
         found.append((searched, output(capsys, "evaluate", source, "--where", "label != 'class3'")))
     assert found[0] == found[1]

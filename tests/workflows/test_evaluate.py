@@ -300,7 +300,7 @@ def test_whitening_is_learned_and_used(models: list[str], photos: Path, tmp_path
 
 
 def test_vectors_made_another_way_are_not_searched_for(models: list[str], photos: Path, tmp_path: Path, capsys) -> None:
-    output(capsys, "index", tmp_path / "index", "--source", photos, "--model", models[0], "--scales", "1", "0.5")
+    output(capsys, "index", "build", tmp_path / "index", photos, "--model", models[0], "--scales", "1", "0.5")
     output(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0], "--scales", "1", "0.5")
     assert "error" in refused(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0])
 

@@ -24,7 +24,7 @@ Flags = argparse._ActionsContainer
 """A parser, or a group of its flags."""
 
 SEPARATOR = "--_"  # between the values of a flag and positional arguments
-CHANGING = ("--delete", "--overwrite", "--sync", "--add")  # flags that are never suggested in place of others
+CHANGING = ("--overwrite",)  # flags that are never suggested in place of others
 CLEARLY_LIKE = 0.75  # similarity of an unknown flag and the one that is suggested
 
 

@@ -1,70 +1,211 @@
-"""`vicinal index`: building an index, keeping it equal to a folder, changing and listing it."""
+"""`vicinal index`: building an index, keeping it equal to a folder, changing, listing and verifying it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.index_changes import changed_index
-from vicinal.cli.index_checks import check_flags
-from vicinal.cli.inputs import INDEX, SOURCE, add_embedding, add_json, add_refiner
+from vicinal.cli.index_changes import add_images, build_index, sync_images
+from vicinal.cli.inputs import (
+    INDEX,
+    SOURCE,
+    add_embedding,
+    add_json,
+    add_refiner,
+    check_embedding,
+    check_index,
+    check_source,
+    is_url,
+)
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval import ImageIndex
 
+LEARNED = ("ivfpq", "rabitq")  # kinds that are trained on all images
+REFINER = (
+    "refines every embedding by its nearest neighbors; an index that is built with a refiner refines what is added "
+    "and searched later too"
+)
 
-def add_index(parser: Parser) -> None:
-    """Add the flags of `vicinal index`."""
+
+def index(arguments: Arguments) -> None:
+    """Build an index of images, change it, keep it equal to a folder, list and verify it."""
+    print_result(arguments.parser.format_help().rstrip())
+
+
+def build(arguments: Arguments) -> None:
+    """Build an index of images or of embeddings."""
+    _check_source(arguments)
+    from vicinal.workflows.sync import index_exists
+
+    if not arguments.overwrite and index_exists(arguments.index, arguments.timeout):
+        raise InputError(
+            f"{arguments.index} is an index already; `vicinal index add` or `sync` adds images to it, --overwrite "
+            "replaces it"
+        )
+    build_index(arguments)
+    _print_facts(arguments)
+
+
+def add(arguments: Arguments) -> None:
+    """Add the images that an index does not have yet, or whose files have changed."""
+    check_index(arguments.index)
+    _check_source(arguments)
+    add_images(arguments)
+    _print_facts(arguments)
+
+
+def sync(arguments: Arguments) -> None:
+    """Make an index hold what a folder or table of images holds, or say where its images are now."""
+    root = getattr(arguments, "root", None)
+    if arguments.source is None:
+        if root is None:
+            raise InputError("give the folder or table of images, or with --root the folder where the images are now")
+        check_index(arguments.index)
+        check_embedding(arguments)
+        from vicinal.retrieval import Index
+
+        with Index.open(arguments.index, arguments.timeout) as opened:
+            opened.move(root)
+    else:
+        if arguments.kind in LEARNED:
+            raise InputError(
+                f"{arguments.kind} is learned from all images at once; build the index first, and sync it later"
+            )
+        _check_source(arguments)
+        sync_images(arguments, drop=True)
+    _print_facts(arguments)
+
+
+def delete(arguments: Arguments) -> None:
+    """Delete images by id, by path, by the path of a folder, or by a condition."""
+    if bool(arguments.images) == (arguments.where is not None):
+        raise InputError('give either ids and paths, or --where alone, such as --where "price > 20"')
+    check_index(arguments.index)
+    from vicinal.retrieval import Index
+
+    with Index.open(arguments.index, arguments.timeout) as opened:
+        opened.delete(_ids_to_delete(opened, arguments))
+    _print_facts(arguments)
+
+
+def list_(arguments: Arguments) -> None:
+    """Print the columns of the images of an index, or what it is and holds in all."""
+    check_index(arguments.index)
+    if arguments.facts:
+        if arguments.where is not None:
+            raise InputError("--facts is about the whole index; leave out --where")
+        return _print_facts(arguments)
+    from vicinal.retrieval import Index
+    from vicinal.retrieval.index.metadata import FILE_COLUMNS
+    from vicinal.retrieval.search import plain_records
+
+    opened = Index.load(arguments.index, arguments.timeout)
+    frames = opened.frames(arguments.where)  # block by block, as a database gives them
+    if arguments.json:
+        return print_result([record for frame in frames for record in plain_records(frame)])
+    shown = [column for column in opened.columns if column not in FILE_COLUMNS]
+    first = [column for column in ("id", "path", "label") if column in shown]
+    columns, is_first = [*first, *(column for column in shown if column not in first)], True
+    for frame in frames:
+        print_result(frame.reindex(columns=columns).to_csv(index=False, header=is_first).rstrip("\n"))
+        is_first = False
+
+
+def verify(arguments: Arguments) -> None:
+    """Compare an index with exact search for some of its own vectors: recall at 10 and latency."""
+    check_index(arguments.index)
+    from vicinal.retrieval import Index
+    from vicinal.retrieval.index.verification import verify_index
+
+    opened = Index.load(arguments.index, arguments.timeout)
+    verification = verify_index(opened, arguments.queries)
+    print_result({**opened.describe(), **verification.to_dict()} if arguments.json else str(verification))
+
+
+def _print_facts(arguments: Arguments) -> None:
+    """Print what an index is and holds."""
+    from vicinal.retrieval import Index
+
+    facts = Index.load(arguments.index, arguments.timeout).describe()
+    print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
+
+
+# what is refused before anything is read or embedded
+
+
+def _check_source(arguments: Arguments) -> None:
+    """Raise InputError if flags name what is not there, or a place that cannot hold the index."""
+    kind = getattr(arguments, "kind", None)
+    if getattr(arguments, "rescore", None) is not None and not kind:
+        raise InputError("--rescore is about an index of codes; give --kind too, such as sq8")
+    check_source(arguments.source)
+    check_embedding(arguments)
+    if not is_url(arguments.index):
+        from vicinal.retrieval.index.vector_files import check_target
+
+        return check_target(Path(arguments.index))
+    from vicinal.retrieval.index.remote.engine_url import EngineURL
+    from vicinal.retrieval.index.remote.remote_engine import connect
+
+    url = EngineURL.parse(arguments.index)
+    if arguments.refiner:
+        raise InputError(f"an index of refined embeddings is kept in a folder, not at {url}; leave out --refiner")
+    if kind:
+        connect(url).check_kind("hnsw" if kind == "auto" else kind)
+
+
+def _ids_to_delete(opened: ImageIndex, arguments: Arguments) -> Sequence[int]:
+    """The ids that are named by themselves, by paths, or by --where."""
+    if arguments.where is not None:
+        ids: list[int] = opened.where(arguments.where).tolist()
+        log(f"deleting {len(ids):,} images with {arguments.where}")
+        return ids
+    found: dict[int, None] = {}
+    for each in arguments.images:
+        if each.isdecimal():
+            found[int(each)] = None
+            continue
+        ids = opened.ids_at(os.path.abspath(os.path.expanduser(each))).tolist()
+        if not ids:
+            raise InputError(f"the index has no image {each}, nor one in a folder of this name")
+        found |= dict.fromkeys(ids)
+    return list(found)
+
+
+# flags
+
+
+def _add_place(parser: Parser) -> None:
     parser.add_argument("index", help=INDEX)
-    _add_changes(parser)
-    parser.add_argument(
-        "--list", action="store_true", help="print id, path and the other columns of all images as CSV, or as --json; "
-        "with --where, of some",
-    )  # fmt: skip
-    _add_kind(parser)
+
+
+def _add_common(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
         help="wait so long while another process writes the index, or ask a database again so long when the "
         "connection is cut (default: 600)",
     )  # fmt: skip
-    parser.add_argument(
-        "--verify", nargs="?", const=100, type=integer_from(1), metavar="QUERIES",
-        help="compare the index with exact search for some of its own vectors (default: 100): recall at 10 and "
-        "latency; all vectors are read for that",
-    )  # fmt: skip
-    add_refiner(parser, "refines every embedding by its nearest neighbors; an index that is built with a refiner "
-                "refines what is added and searched later too")  # fmt: skip
-    add_embedding(parser)
     add_json(parser)
-    parser.show_first(
-        "source", "add", "sync", "delete", "list", "overwrite", "kind", "model", "split", "where", "labels", "verify",
-        "json",
-    )  # fmt: skip
 
 
-def _add_changes(parser: Parser) -> None:
-    """Add the flags that change what the index holds."""
-    parser.add_argument("--source", help=f"build the index from {SOURCE}")
-    parser.add_argument("--overwrite", action="store_true", help="with --source: replace an index that is there")
-    parser.add_argument(
-        "--add", metavar="SOURCE",
-        help="add images to the index, those that it does not have yet or whose files have changed; sources as for "
-        "--source",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sync", metavar="SOURCE",
-        help="make the index hold what a folder or table of images holds: add new images, drop those that have "
-        "vanished (from the folder; from everywhere if it is a table), embed changed files anew. An index that is "
-        "not there yet is built, and an interrupted call goes on where it was",
-    )  # fmt: skip
-    parser.add_argument(
-        "--delete", nargs="*", metavar="ID_OR_PATH",
-        help="delete images by id, by path, or by the path of a folder; without any, those that --where selects",
-    )  # fmt: skip
+def _add_source(parser: Parser, purpose: str, *first: str, **options: Any) -> None:
+    """Add the flags about images of a source."""
+    _add_place(parser)
+    parser.add_argument("source", help=purpose, **options)
+    add_refiner(parser, REFINER)
+    add_embedding(parser)
+    _add_common(parser)
+    parser.show_first(*first, "refiner", "model", "whitening", "split", "where", "labels", "root", "timeout", "json")
 
 
 def _add_kind(parser: Parser) -> None:
-    """Add the flags about the kind of the index."""
+    """Add the flags about the kind of a new index."""
     parser.add_argument(
         "--kind", choices=["auto", "exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"],
         help="exact compares with every image; hnsw is faster and nearly exact; the others need less memory: sq8 a "
@@ -78,32 +219,53 @@ def _add_kind(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def index(arguments: Arguments) -> None:
-    """Build an index, add images to it or delete some, keep it equal to a folder, and show what it holds."""
-    check_flags(arguments)
-    changed = changed_index(arguments)
-    if arguments.list:
-        return _print_list(changed, arguments)
-    facts = changed.describe()
-    if arguments.verify is not None:
-        from vicinal.retrieval.index.verification import verify_index
-
-        verification = verify_index(changed, arguments.verify)
-        return print_result({**facts, **verification.to_dict()} if arguments.json else str(verification))
-    print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
+def _add_build(parser: Parser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
+    _add_kind(parser)
+    _add_source(parser, SOURCE, "overwrite", "kind", "rescore")
 
 
-def _print_list(index: ImageIndex, arguments: Arguments) -> None:
-    """Print the columns of the images, block by block as a database gives them."""
-    from vicinal.retrieval.index.metadata import FILE_COLUMNS
-    from vicinal.retrieval.search import plain_records
+def _add_add(parser: Parser) -> None:
+    _add_source(parser, SOURCE)
 
-    frames = index.frames(getattr(arguments, "where", None))
-    if arguments.json:
-        return print_result([record for frame in frames for record in plain_records(frame)])
-    shown = [column for column in index.columns if column not in FILE_COLUMNS]
-    first = [column for column in ("id", "path", "label") if column in shown]
-    columns, is_first = [*first, *(column for column in shown if column not in first)], True
-    for frame in frames:
-        print_result(frame.reindex(columns=columns).to_csv(index=False, header=is_first).rstrip("\n"))
-        is_first = False
+
+def _add_sync(parser: Parser) -> None:
+    _add_kind(parser)
+    _add_source(
+        parser,
+        "a folder or table of images: new ones are added, those that have vanished are dropped (from the folder; from "
+        "everywhere if it is a table), changed files are embedded anew. An index that is not there yet is built, and "
+        "an interrupted call goes on where it was. Without it, --root says where the images of the index are now",
+        "kind", "rescore", nargs="?",
+    )  # fmt: skip
+
+
+def _add_delete(parser: Parser) -> None:
+    _add_place(parser)
+    parser.add_argument("images", nargs="*", metavar="ID_OR_PATH", help="ids, paths of images, or paths of folders")
+    parser.add_argument("--where", metavar="CONDITION", help="delete the images whose columns fulfill this condition")
+    _add_common(parser)
+
+
+def _add_list(parser: Parser) -> None:
+    _add_place(parser)
+    parser.add_argument("--where", metavar="CONDITION", help="only images whose columns fulfill this condition")
+    parser.add_argument("--facts", action="store_true", help="the kind, size and model of the index in place of images")
+    _add_common(parser)
+
+
+def _add_verify(parser: Parser) -> None:
+    _add_place(parser)
+    parser.add_argument("--queries", type=integer_from(1), default=100, metavar="INT", help="number of vectors of the "
+                        "index to search for (default: 100); all vectors are read for that")  # fmt: skip
+    _add_common(parser)
+
+
+INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
+    build: _add_build,
+    add: _add_add,
+    sync: _add_sync,
+    delete: _add_delete,
+    list_: _add_list,
+    verify: _add_verify,
+}

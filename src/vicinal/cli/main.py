@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vicinal.cli.calibrate import add_calibrate, calibrate
 from vicinal.cli.clean import add_clean, clean
@@ -20,7 +20,7 @@ from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.export import add_export, export
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
-from vicinal.cli.index import add_index, index
+from vicinal.cli.index import INDEX_VERBS, delete, index
 from vicinal.cli.models import add_models, models
 from vicinal.cli.search import add_search, search
 from vicinal.cli.serve import add_serve, serve
@@ -35,7 +35,9 @@ from vicinal.utils.memory import keep_large_blocks
 # this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
+Verb = Callable[[Arguments], None]
+AddFlags = Callable[[Parser], None]
+VERBS: dict[Verb, AddFlags | Mapping[Verb, AddFlags]] = {
     data: add_data,
     clean: add_clean,
     models: add_models,
@@ -48,13 +50,13 @@ VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     embed: add_embed,
     refine: add_recipe,
     whiten: add_whiten,
-    index: add_index,
+    index: INDEX_VERBS,
     search: add_search,
     serve: add_serve,
     export: add_export,
 }
 WITH_RECIPE = (train, tune, sweep, refine)  # arguments that are not flags of these verbs are settings
-WITH_SOURCES = (evaluate, report)  # sources may come after flags
+WITH_MORE = {evaluate: "sources", report: "sources", delete: "images"}  # positional arguments may come after flags
 
 EXAMPLE = """\
 Flags are spelled as the parameters in Python and the keys of recipes; --batch-size is the same as --batch_size.
@@ -63,7 +65,7 @@ from a folder of images to searched neighbors:
   vicinal train --data.source photos/ --out run
   vicinal evaluate run --split test
   vicinal report run --split test
-  vicinal index gallery --source photos/ --model run
+  vicinal index build gallery photos/ --model run
   vicinal search gallery picture.jpg --grid found.png
 
 `vicinal VERB --help` explains each verb."""
@@ -102,29 +104,29 @@ def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="print the version")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb, add_flags in VERBS.items():
-        text = (verb.__doc__ or "").strip()
-        verb_parser = verbs.add_parser(verb.__name__, help=text, description=text, add_help=verb not in WITH_RECIPE)
-        verb_parser.set_defaults(verb=verb, parser=verb_parser)
-        if verb.__name__ in words[:1]:  # the flags of the others are not needed
-            add_flags(verb_parser)
-            words = [*words[:1], *verb_parser.separated(words[1:])]
-    words, after = _split_at_dashes(words)
-    arguments, rest = parser.parse_known_args(words)
-    if after:
-        arguments.delete = [*(arguments.delete or []), *after]
+    arguments, rest = parser.parse_known_args(_with_verbs(parser, VERBS, words))
     if rest and arguments.parser is parser:
         parser.reject(rest[0])
     return arguments, rest
 
 
-def _split_at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words before `--`, and those after it that `index --delete` deletes, whatever they begin with."""
-    if "--" not in words or words[0] != "index" or "--delete" not in words[: words.index("--")]:
-        return words, ()
-    end = words.index("--")
-    return words[:end], words[end + 1 :]
+def _with_verbs(
+    parser: Parser, verbs: Mapping[Verb, AddFlags | Mapping[Verb, AddFlags]], words: Sequence[str]
+) -> list[str]:
+    """Add verbs to a parser, with the flags of the one that the words begin with; returns the words, separated."""
+    choices = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
+    for verb, flags in verbs.items():
+        name, text = verb.__name__.rstrip("_"), (verb.__doc__ or "").strip()
+        verb_parser = choices.add_parser(name, help=text, description=text, add_help=verb not in WITH_RECIPE)
+        verb_parser.set_defaults(verb=verb, parser=verb_parser)
+        if name not in words[:1]:  # its flags are not needed
+            continue
+        if isinstance(flags, Mapping):
+            words = [name, *_with_verbs(verb_parser, flags, words[1:])]
+        else:
+            flags(verb_parser)
+            words = [name, *verb_parser.separated(words[1:])]
+    return list(words)
 
 
 def _run(arguments: Arguments, rest: list[str]) -> int:
@@ -136,11 +138,11 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
 
         end_with_supervisor()
     keep_large_blocks()
-    unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_SOURCES]
+    unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_MORE]
     if unknown and arguments.verb not in WITH_RECIPE:
         arguments.parser.reject(unknown[0])
-    if arguments.verb in WITH_SOURCES:
-        arguments.sources += rest
+    if arguments.verb in WITH_MORE:
+        getattr(arguments, WITH_MORE[arguments.verb]).extend(rest)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # of Pillow; Vicinal has its own

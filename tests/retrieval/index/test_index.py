@@ -211,6 +211,19 @@ def test_hnsw_finds_as_much_beside_identical_vectors(tmp_path: Path) -> None:
         assert recalls.mean() >= 0.95, fraction
 
 
+@pytest.mark.parametrize("noise", [1e-7, 1e-4, 1e-3])
+def test_hnsw_finds_as_much_beside_nearly_identical_vectors(tmp_path: Path, noise: float) -> None:
+    vectors, is_same = with_duplicates(0.4)
+    rng = np.random.default_rng(2)
+    vectors[is_same] += noise * rng.standard_normal((is_same.sum(), 32)).astype(np.float32)
+    queries = normalized(rng.standard_normal((200, 32)))
+    Index.build(vectors[:3000], table(3000), "hnsw").save(tmp_path)
+    index = Index.load(tmp_path)
+    index.add(vectors[3000:], table(1000, start=3000))
+    least = top_k(queries, normalized(vectors), 10).scores[:, -1:] - 1e-6
+    assert (index.search(queries, 10).scores >= least).mean() >= 0.99
+
+
 def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
     vectors, _ = clusters(3000, 8)
@@ -414,7 +427,7 @@ def test_damage_is_reported(tmp_path) -> None:
 
 def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
     index = Index.build(unit(4), table(4))
-    with pytest.raises(InputError, match=r"is not an index: it has no index\.sqlite; build one with `vicinal index`"):
+    with pytest.raises(InputError, match=r"it has no index\.sqlite; build one with `vicinal index build`"):
         Index.load(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):

@@ -60,7 +60,7 @@ def add_by_python(folder: Path, number: int) -> None:
 
 def add_by_command(folder: Path, number: int) -> None:
     save_embeddings(folder.parent / f"{number}.parquet", vectors(number), table(str(number)))
-    assert main(["index", str(folder), "--add", str(folder.parent / f"{number}.parquet"), "--timeout", "100"]) == 0
+    assert main(["index", "add", str(folder), str(folder.parent / f"{number}.parquet"), "--timeout", "100"]) == 0
 
 
 def check_all_there(folder: Path, numbers: range) -> None:
@@ -135,13 +135,13 @@ def test_waiting_is_said_once(tmp_path, capsys, monkeypatch) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
     with monkeypatch.context() as patch, Index.open(tmp_path):
         patch.setattr(database, "FIRST_WAIT", 0.1)
-        assert main(["index", str(tmp_path), "--delete", "0", "--timeout", "1"]) == 2
+        assert main(["index", "delete", str(tmp_path), "0", "--timeout", "1"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert f"waiting up to 1 s to write the index {tmp_path}: another process is doing so" in lines[0]
     assert "try again later, or wait longer with a larger timeout" in lines[1]
     assert len(Index.load(tmp_path)) == SIZE
-    assert main(["index", str(tmp_path), "--delete", "0"]) == 0
+    assert main(["index", "delete", str(tmp_path), "0"]) == 0
     assert "waiting" not in capsys.readouterr().err
 
 

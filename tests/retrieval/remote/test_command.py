@@ -27,41 +27,40 @@ def save(file: Path, rows: range, **columns: list[int]) -> str:
 def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = server.url(unique_table())
     source, more = save(tmp_path / "v.parquet", range(60)), save(tmp_path / "more.parquet", range(50, 80))
-    facts = json.loads(output(capsys, "index", url, "--source", source, "--json"))
+    facts = json.loads(output(capsys, "index", "build", url, source, "--json"))
     assert (facts["url"], facts["images"], facts["dimensions"], facts["kind"]) == (url, 60, 16, "hnsw")
-    assert main(["index", url, "--source", source]) == 2
-    assert "is an index already; --add or --sync adds images to it" in capsys.readouterr().err
-    assert json.loads(output(capsys, "index", url, "--add", more, "--json"))["images"] == 80
-    listed = output(capsys, "index", url, "--list", "--where", "price >= 77 and label == 'bowl'").splitlines()
+    assert main(["index", "build", url, source]) == 2
+    assert "is an index already; `vicinal index add` or `sync` adds images to it" in capsys.readouterr().err
+    assert json.loads(output(capsys, "index", "add", url, more, "--json"))["images"] == 80
+    listed = output(capsys, "index", "list", url, "--where", "price >= 77 and label == 'bowl'").splitlines()
     assert listed[0] == "id,path,label,price"
     assert sorted(line.partition(",")[2] for line in listed[1:]) == ["/77.png,bowl,77", "/79.png,bowl,79"]
     found = json.loads(output(capsys, "search", url, more, "-k", "2", "--where", "label == 'cup'", "--json"))
     assert [each["matches"][0]["path"] for each in found[::2]] == [f"/{n}.png" for n in range(50, 80, 2)]
-    assert output(capsys, "index", url, "--delete", "/77.png", "--json")
-    assert json.loads(output(capsys, "index", url, "--delete", "--where", "price < 10", "--json"))["images"] == 69
-    verified = json.loads(output(capsys, "index", url, "--verify", "5", "--json"))
+    assert output(capsys, "index", "delete", url, "/77.png", "--json")
+    assert json.loads(output(capsys, "index", "delete", url, "--where", "price < 10", "--json"))["images"] == 69
+    verified = json.loads(output(capsys, "index", "verify", url, "--queries", "5", "--json"))
     assert (verified["recall@10"], verified["queries"], verified["images"]) == (1.0, 5, 69)
-    facts = json.loads(output(capsys, "index", url, "--source", more, "--overwrite", "--kind", "exact", "--json"))
+    facts = json.loads(output(capsys, "index", "build", url, more, "--overwrite", "--kind", "exact", "--json"))
     assert (facts["images"], facts["kind"]) == (30, "exact")
-    copied = json.loads(output(capsys, "index", str(tmp_path / "copy"), "--source", url, "--json"))
+    copied = json.loads(output(capsys, "index", "build", str(tmp_path / "copy"), url, "--json"))
     assert copied["images"] == 30
-    assert json.loads(output(capsys, "index", str(tmp_path / "copy"), "--verify", "--json"))["recall@10"] == 1.0
+    assert json.loads(output(capsys, "index", "verify", str(tmp_path / "copy"), "--json"))["recall@10"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["index", "milvus://host/a/b/c", "--list"], "a Milvus index is milvus://HOST:19530/COLLECTION"),
-        (["index", "milvus://host/odd-name", "--list"], "is no name of a collection"),
-        (["index", "milvus://host/x?timeout=3", "--list"], "unknown option 'timeout'; the options are tls"),
-        (["index", "postgresql://host/shop", "--list"], "is postgresql://USER@HOST/DATABASE?table=TABLE"),
-        (["index", "postgresql://host:port/shop?table=x", "--list"], "the URL of the index cannot be read"),
-        (["index", "postgresql://host/shop?table=" + "x" * 49, "--list"], "at most 48 printable characters"),
-        (["index", "milvus://host/x", "--source", "q.npy", "--kind", "binary"], "milvus has no indexes of kind binary"),
-        (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--kind", "rabitq"], "use exact, hnsw, binary"),
-        (["index", "postgresql://host/x?table=x", "--source", "q.npy", "--refiner", "q.npy"], "is kept in a folder"),
+        (["index", "list", "milvus://host/a/b/c"], "a Milvus index is milvus://HOST:19530/COLLECTION"),
+        (["index", "list", "milvus://host/odd-name"], "is no name of a collection"),
+        (["index", "list", "milvus://host/x?timeout=3"], "unknown option 'timeout'; the options are tls"),
+        (["index", "list", "postgresql://host/shop"], "is postgresql://USER@HOST/DATABASE?table=TABLE"),
+        (["index", "list", "postgresql://host:port/shop?table=x"], "the URL of the index cannot be read"),
+        (["index", "list", "postgresql://host/shop?table=" + "x" * 49], "at most 48 printable characters"),
+        (["index", "build", "milvus://host/x", "q.npy", "--kind", "binary"], "milvus has no indexes of kind binary"),
+        (["index", "build", "postgresql://host/x?table=x", "q.npy", "--kind", "rabitq"], "use exact, hnsw, binary"),
+        (["index", "build", "postgresql://host/x?table=x", "q.npy", "--refiner", "q.npy"], "is kept in a folder"),
         (["serve", "postgresql://host/x?table=x", "--refiner", "q.npy"], "is kept in a folder"),
-        (["index", "gallery", "--verify", "--list"], "--verify prints recall and latency"),
     ],
 )
 def test_bad_urls_are_refused_at_once(
@@ -76,5 +75,5 @@ def test_bad_urls_are_refused_at_once(
 
 
 def test_a_missing_index(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", server.url("nothing"), "--list"]) == 2
-    assert "there is no index; build one with `vicinal index`" in capsys.readouterr().err
+    assert main(["index", "list", server.url("nothing")]) == 2
+    assert "there is no index; build one with `vicinal index build`" in capsys.readouterr().err

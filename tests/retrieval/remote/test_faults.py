@@ -135,9 +135,9 @@ def test_a_server_that_does_not_answer(
         place = f"postgresql://ann@127.0.0.1:{free_port()}/shop?table=photos"
     with pytest.raises(EngineUnavailableError, match="no connection"):
         RemoteIndex.connect(place, timeout=0.3)
-    assert main(["index", place, "--list"]) == 1
+    assert main(["index", "list", place]) == 1
     lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[-1].startswith(f"vicinal index: error: {place}: no connection")
+    assert lines[-1].startswith(f"vicinal index list: error: {place}: no connection")
 
 
 def test_passwords_are_never_shown(
@@ -151,7 +151,7 @@ def test_passwords_are_never_shown(
     ]
     for url in secret_urls:
         assert main(["search", url, "query.png"]) == 2
-        assert main(["index", "gallery", "--add", url]) == 2
+        assert main(["index", "add", "gallery", url]) == 2
         error = capsys.readouterr().err
         assert "holds a password" in error
         assert "s3cret" not in error
@@ -203,7 +203,7 @@ def test_a_server_is_killed_and_started_again_while_images_are_written(
     save_embeddings(tmp_path / "v.parquet", vectors, table)
     with own_server(name) as server, Proxy(server.address) as proxy:
         url = server.url("photos", proxy.port)
-        words = ["index", url, "--source", str(tmp_path / "v.parquet"), "--timeout", "120"]
+        words = ["index", "build", url, str(tmp_path / "v.parquet"), "--timeout", "120"]
         process = subprocess.Popen([sys.executable, "-c", COMMAND, *words], stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         for line in process.stderr:

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ MAX_COLUMNS = 1_900  # of SQLite's 2,000
 CHUNK = 1_000  # ids or texts in one query
 PAGE = 16_384  # rows in memory at a time
 MEBIBYTE = 2**20
+MAX_INSERTED, MAX_PARAMETERS = 500, 32_000  # rows and values in one statement, which is faster than one row each
 BUSY, LOCKED = 5, 6  # SQLite's codes; the module names them from Python 3.11 on
 MAX_REQUESTS = 2_000  # that are remembered
 SCHEMA = f"""
@@ -309,11 +311,13 @@ class Database:
     def insert(self, ids: Integers, values: Mapping[str, Sequence[Any]]) -> None:
         """Write rows in place of those with the same ids; columns that are not given are missing."""
         columns = self.columns()
-        keys = [columns[name][0] for name in values]
-        places = ", ".join("?" * (1 + len(keys)))
+        keys = ["id", *(columns[name][0] for name in values)]
+        insert, row = f"INSERT OR REPLACE INTO items ({', '.join(keys)}) VALUES", f"({', '.join('?' * len(keys))})"
         rows = zip(ids.tolist(), *values.values(), strict=True)
+        size = max(1, min(MAX_INSERTED, MAX_PARAMETERS // len(keys)))
         with self.reading() as connection:
-            connection.executemany(f"INSERT OR REPLACE INTO items ({', '.join(['id', *keys])}) VALUES ({places})", rows)
+            while batch := list(islice(rows, size)):
+                connection.execute(f"{insert} {', '.join([row] * len(batch))}", list(chain.from_iterable(batch)))
             if "path" in columns:  # after the rows of a new index, which is faster
                 connection.execute(f"CREATE INDEX IF NOT EXISTS items_path ON items ({columns['path'][0]})")
 

@@ -79,7 +79,7 @@ class Index(ImageIndex):
 
     Attributes:
         model_fingerprint: identifies the model that made the vectors; None if it is unknown.
-        made_with: the flags of `vicinal index` that made the vectors, such as `{"model": "run"}`; empty if unknown.
+        made_with: the flags of `vicinal index build` that made the vectors, such as `{"model": "run"}`; else empty.
         follows: whether each method sees the changes of other processes; False: after :meth:`refresh` or a change.
         folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
         shows_full_paths: whether conditions see paths in full; False: from `root` on, else the name of the file alone.
@@ -205,7 +205,7 @@ class Index(ImageIndex):
             return _remote_index().connect(str(folder), timeout)
         place = Path(folder)
         if not place.is_dir() or not Database.exists(place):
-            raise InputError(f"{folder} is not an index: it has no {FILE}; build one with `vicinal index`")
+            raise InputError(f"{folder} is not an index: it has no {FILE}; build one with `vicinal index build`")
         database = Database(place, timeout)
         return cls(database, _read_state(database))
 

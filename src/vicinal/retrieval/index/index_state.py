@@ -202,4 +202,5 @@ def _read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
 def half_blocks(vectors: UnitVectors) -> Any:
     """Yield the bytes of vectors as float16, for a file."""
     for start in range(0, len(vectors), BLOCK_ROWS):
-        yield vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy().astype("<f2").tobytes()
+        halves = vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).half().cpu().numpy()
+        yield halves.astype("<f2", copy=False).tobytes()

@@ -80,7 +80,7 @@ class ImageIndex(ABC):
     @property
     @abstractmethod
     def made_with(self) -> dict[str, str]:
-        """The flags of `vicinal index` that made the vectors; empty if they are unknown."""
+        """The flags of `vicinal index build` that made the vectors; empty if they are unknown."""
 
     @property
     def refiner_fingerprint(self) -> str | None:

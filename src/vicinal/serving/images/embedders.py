@@ -40,7 +40,7 @@ class ImageEmbedder(Protocol):
 
 
 class TorchEmbedder:
-    """Embeds by a model of torch or an exported one, as `vicinal index` does with the same flags.
+    """Embeds by a model of torch or an exported one, as `vicinal index build` does with the same flags.
 
     Args:
         model: the model.

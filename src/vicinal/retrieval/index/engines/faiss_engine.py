@@ -1,6 +1,8 @@
 """Vectors in a faiss index that finds the nearest by cosine similarity: among all, in a graph, or in lists of codes.
 
-A graph has one node per distinct vector: identical vectors would fill each other's links and cut off the rest.
+A graph has one node per distinct vector: identical vectors would fill each other's links and cut off the rest. Of
+nearly identical ones, the first is in the upper levels of the graph, and the others are in its lowest level alone: a
+search, or the insertion of a vector, that reaches such a cluster in an upper level would not leave it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ Found = tuple[Floats, Integers]
 MAX_EXACT = 100_000  # vectors; "auto" takes HNSW above, as comparing with every vector becomes slow
 HNSW_LINKS = 32  # per vector
 HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
+CELL, PROJECTIONS = 0.05, 8  # vectors are nearly identical if random projections of them round to the same
 MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
 MIN_PER_CENTROID, MAX_PER_CENTROID = 39, 256  # vectors that k-means learns from, as faiss recommends
 MAX_SAMPLE = 2**20  # vectors that k-means learns from, unless there would be fewer than the least per centroid
@@ -229,6 +232,7 @@ class _Nodes:
         self.of_ids = of_ids
         self._keys: Integers | None = None  # hashes of the vectors of all nodes, ascending, found when they are needed
         self._nodes_of_keys = np.empty(0, np.int64)
+        self._cells = np.empty(0, np.int64)  # that hold a node, ascending
 
     def add(self, rows: Floats, graph: Any) -> Floats:
         """Give nodes to vectors that are added, [n, dim]; returns those that are new to the graph."""
@@ -239,6 +243,7 @@ class _Nodes:
         nodes[is_first] = self._known(rows[is_first], graph)
         is_new = is_first & (nodes < 0)
         nodes[is_new] = graph.ntotal + np.arange(is_new.sum())
+        self._set_levels(rows[is_new], graph)
         self._remember(rows[is_new], nodes[is_new])
         nodes[~is_first] = nodes[first[inverse[~is_first]]]
         self.of_ids = np.concatenate([self.of_ids, nodes])
@@ -261,6 +266,17 @@ class _Nodes:
             nodes[found[is_same]] = candidates[is_same]
         return nodes
 
+    def _set_levels(self, rows: Floats, graph: Any) -> None:
+        """Choose the levels of nodes that are added next: random as in faiss, or 1 beside a nearly identical node."""
+        cells = _cells(rows)
+        is_first = np.isin(np.arange(len(rows)), np.unique(cells, return_index=True)[1]) & ~np.isin(cells, self._cells)
+        uniform = np.random.default_rng(graph.ntotal).random(len(rows))
+        levels = np.minimum(1 - np.log1p(-uniform) / np.log(HNSW_LINKS), graph.hnsw.assign_probas.size())
+        before = faiss.vector_to_array(graph.hnsw.levels)
+        faiss.copy_array_to_vector(
+            np.concatenate([before, np.where(is_first, levels, 1)]).astype(np.int32), graph.hnsw.levels
+        )
+
     def _remember(self, rows: Floats, nodes: Integers) -> None:
         assert self._keys is not None
         keys = _keys(rows)
@@ -268,11 +284,18 @@ class _Nodes:
         places = np.searchsorted(self._keys, keys[order])
         self._keys = np.insert(self._keys, places, keys[order])
         self._nodes_of_keys = np.insert(self._nodes_of_keys, places, nodes[order])
+        self._cells = np.union1d(self._cells, _cells(rows))
 
 
 def _keys(rows: Floats) -> Integers:
     """A hash of each vector; 0 and -0 are the same."""
     return np.fromiter((hash(row.tobytes()) for row in rows + np.float32(0)), np.int64, len(rows))
+
+
+def _cells(rows: Floats) -> Integers:
+    """A number for each unit vector, the same for most vectors whose distance is far below `CELL`."""
+    directions = np.random.default_rng(0).standard_normal((rows.shape[1], PROJECTIONS), np.float32)
+    return np.floor(rows @ directions / CELL).astype(np.int64) @ 257 ** np.arange(PROJECTIONS)
 
 
 def _split_nodes(data: bytes) -> tuple[Integers | None, bytes]:

@@ -62,7 +62,7 @@ class HalfStore:
         added = np.empty((len(vectors), self.dim), np.float16)
         for start in range(0, len(vectors), BLOCK_ROWS):
             block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors)))
-            added[start : start + len(block)] = block.cpu().numpy()
+            added[start : start + len(block)] = block.half().cpu().numpy()
         self._blocks = [*self._blocks, added]
 
     def take(self, ids: Integers) -> Floats:

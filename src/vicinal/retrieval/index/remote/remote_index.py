@@ -336,7 +336,7 @@ class RemoteIndex(ImageIndex):
             stack.callback(engine.close)
             facts = engine.call(engine.read_facts, engine.url.table)
             if facts is None:
-                raise InputError(f"{engine.url}: there is no index; build one with `vicinal index`")
+                raise InputError(f"{engine.url}: there is no index; build one with `vicinal index build`")
             index = cls(engine, facts)
             stack.pop_all()
             return index
