@@ -8,7 +8,7 @@ from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.data.batches.hierarchical_sampler import HierarchicalBatchSampler
-    from vicinal.data.batches.image_dataset import Batch, ImageDataset, TestBatches
+    from vicinal.data.batches.image_dataset import Batch, ImageDataset
     from vicinal.data.batches.samplers import ClassBalancedBatchSampler, RandomBatchSampler
     from vicinal.data.batches.train_batches import TrainBatches
     from vicinal.data.checks import check_trainable
@@ -52,7 +52,6 @@ __all__ = [
     "RandomBatchSampler",
     "Statistics",
     "Table",
-    "TestBatches",
     "TrainBatches",
     "add_noise",
     "apply_decisions",

@@ -1,4 +1,4 @@
-"""Embeddings read from files, and made from images."""
+"""What kind of embedding source a path is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,61 @@ from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
+from vicinal.workflows import Source
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.models import load_model
-from vicinal.workflows.source import Source
+
+
+def test_kinds(photos: Path, tmp_path: Path) -> None:
+    table, vectors = Table.from_folder(photos), np.eye(48, dtype=np.float32)
+    table.save(tmp_path / "table.parquet")
+    save_embeddings(tmp_path / "vectors.parquet", vectors, table)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    Index.build(vectors, table).save(tmp_path / "index")
+    Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(tmp_path / "model")
+    for run in ("run", "refiner"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "refiner" / "embeddings.parquet").write_bytes(b"")
+    for path, kind in (
+        (tmp_path / "run", "run"),
+        (tmp_path / "refiner", "refiner run"),
+        (tmp_path / "vectors.parquet", "embeddings"),
+        ("missing.npy", "embeddings"),
+        (tmp_path / "index", "index"),
+        (tmp_path / "model", "embedder"),
+        (photos / "class0" / "0.png", "image"),
+        (photos, "images"),
+        (tmp_path / "table.parquet", "images"),
+        (tmp_path / "broken.parquet", "images"),
+        ("missing.png", "images"),
+    ):
+        assert Source(str(path)).kind == kind
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{", "{}", '{"format": ["vicinal-index"]}', '{"format": "another"}'])
+def test_other_folders_hold_images(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert Source(str(tmp_path)).kind == "images"
+
+
+@pytest.mark.parametrize(
+    ("header", "path", "label"),
+    [
+        ("file,kind", "a.png", "cat"),
+        ("file,path,kind,label", "b.png", "dog"),  # the usual names come first
+    ],
+)
+def test_remembered_names_are_taken_where_a_table_has_no_usual_ones(
+    header: str, path: str, label: str, tmp_path: Path
+) -> None:
+    cells = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}
+    (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells[name] for name in header.split(','))}\n")
+    remembered = {"path_column": "file", "label_column": "kind"}
+    table = Source(str(tmp_path / "t.csv"), remembered=remembered).table
+    assert (table.paths, table.classes) == ([str(tmp_path / path)], [label])
+    given = Source(str(tmp_path / "t.csv"), path_column="kind", label_column="file", remembered=remembered).table
+    assert given.classes == ["a.png"]
 
 
 @pytest.fixture(scope="module")

@@ -128,24 +128,6 @@ def test_vectors_beside_a_csv_of_the_same_stem(tmp_path: Path) -> None:
     assert (found.paths[0], found.classes) == (str(tmp_path / "a.png"), ["x", "y"])
 
 
-@pytest.mark.parametrize("ending", ["NPY", "PARQUET"])
-def test_endings_in_capitals(tmp_path: Path, ending: str) -> None:
-    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
-    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
-    assert np.array_equal(found, vectors())
-    assert found_table.classes == [0, 1, 2]
-
-
-@pytest.mark.parametrize("rows", [10, 10**9, 10**18, 10**30])
-def test_a_header_that_claims_more_rows_than_the_file_holds(tmp_path: Path, rows: int) -> None:
-    with (tmp_path / "e.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, 4)})
-        file.write(vectors().tobytes())
-    with pytest.raises(InputError, match=r"e\.npy: not a whole \.npy file of numbers") as caught:
-        load_embeddings(tmp_path / "e.npy")
-    assert "\n" not in str(caught.value)
-
-
 def test_loaded_vectors_outlive_their_file(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", vectors())
     found, _ = load_embeddings(tmp_path / "e.npy")
@@ -183,9 +165,3 @@ def test_files_that_do_not_say_which_model_made_them(tmp_path: Path) -> None:
     (tmp_path / "e.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"e\.parquet: not a Parquet file"):
         read_fingerprint(tmp_path / "e.parquet")
-
-
-def test_a_fingerprint_that_is_no_text(tmp_path: Path) -> None:
-    strange = pa.table({"embedding": [[1.0, 2.0]]}).replace_schema_metadata({b"vicinal_model": b"\xff"})
-    pq.write_table(strange, tmp_path / "e.parquet")
-    assert read_fingerprint(tmp_path / "e.parquet") == "\N{REPLACEMENT CHARACTER}"

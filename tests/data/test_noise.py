@@ -113,14 +113,6 @@ def test_label_noise_alters_labels_of_training_images_and_their_coarse_labels_al
     assert noisy.frame.dtypes[table.frame.columns].equals(table.frame.dtypes)
 
 
-@pytest.mark.parametrize("kind", LABEL_NOISES)
-def test_a_fraction_of_zero_alters_nothing(kind: str) -> None:
-    table = animals()
-    noisy = LABEL_NOISES[kind](table, 0.0, 1)
-    assert noisy.frame[table.frame.columns].equals(table.frame)
-    assert not noisy.frame["noisy_label"].any()
-
-
 def test_two_kinds_of_noise_do_not_choose_the_same_rows() -> None:
     table = Table(pd.DataFrame({"path": [f"{i}.png" for i in range(4000)], "label": np.arange(4000) % 4}))
     frame = foreign_images(random_labels(table, 0.5), foreign(2000), 0.5).frame
@@ -150,14 +142,6 @@ def test_only_the_first_training_classes_stay(first: float, classes: int) -> Non
 
 def test_integer_classes_are_counted_in_the_order_of_numbers() -> None:
     assert first_classes(Table(pd.DataFrame({"label": [10, 9, 100, 11]})), 2).classes == [9, 10]
-
-
-def test_marks_outlive_a_file(tmp_path: Path) -> None:
-    noisy = random_labels(animals(), 0.1, seed=1)
-    noisy.save(tmp_path / "noisy.csv")
-    again = random_labels(load_table(tmp_path / "noisy.csv"), 0.1, seed=2)
-    both = noisy.frame["noisy_label"] | random_labels(animals(), 0.1, seed=2).frame["noisy_label"]
-    assert again.frame["noisy_label"].equals(both)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -216,11 +200,6 @@ def test_random_labels_never_use_a_dissolved_class() -> None:
     assert (len(noisy.classes), noisy.frame["label_clean"].nunique()) == (3, 5)
 
 
-def test_without_noise_the_table_is_the_same_object() -> None:
-    table = animals()
-    assert add_noise(table, NoiseSettings()) is table
-
-
 def test_noise_needs_training_images() -> None:
     table = animals().subset("test")
     for noise in (*LABEL_NOISES.values(), lambda table, fraction, seed: first_classes(table, 2)):
@@ -260,12 +239,6 @@ def test_fractions_out_of_range(kind: str, fraction: float) -> None:
 def test_noise_that_cannot_be_added(settings: dict[str, Any], seed: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         add_noise(animals(), NoiseSettings(**settings), seed)
-
-
-@pytest.mark.parametrize("size", [0.5, float("inf"), float("nan")])
-def test_invalid_cluster_sizes(size: float) -> None:
-    with pytest.raises(InputError, match=f"the cluster size is {size}; it must be 1 or more"):
-        open_set_labels(animals(), 0.2, size)
 
 
 def test_invalid_foreign_images() -> None:
