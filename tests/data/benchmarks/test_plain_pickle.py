@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
+from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.utils.errors import InputError
 
 

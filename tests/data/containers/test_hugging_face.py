@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.containers.pictures import encoded
 from vicinal.data import DataSettings, Table, load_dataset, load_table
-from vicinal.data.containers.relevance import relevance_classes
+from vicinal.data.containers.hugging_face import relevance_classes
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from vicinal.data.benchmarks.cache import find_folder
 from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
+from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
