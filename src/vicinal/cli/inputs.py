@@ -126,7 +126,7 @@ def require_labels(source: str, table: Table, purpose: str) -> None:
     """Raise InputError if the images of a source have no labels, which `purpose` needs."""
     if table.has("label"):
         return
-    from vicinal.data.embedding_files import TABLE_SUFFIX
+    from vicinal.data.table_files import TABLE_SUFFIX
     from vicinal.workflows.source import Source
 
     if Source(source).kind == "embeddings":

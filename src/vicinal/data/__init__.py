@@ -23,13 +23,12 @@ if TYPE_CHECKING:
         read_fingerprint,
         save_embeddings,
     )
-    from vicinal.data.embedding_shards import EmbeddingShards, verify_shards
+    from vicinal.data.embedding_shards import EmbeddingShards, merge_shards, verify_shards
     from vicinal.data.images.decoding import convert_image, read_image
     from vicinal.data.images.formats import is_image_file
     from vicinal.data.images.transforms import ImageTransform
     from vicinal.data.label_noise import confused_labels, open_set_labels, random_labels
     from vicinal.data.loading import load_table
-    from vicinal.data.merged_shards import merge_shards
     from vicinal.data.noise import add_noise, first_classes, foreign_images
     from vicinal.data.settings import DataSettings, NoiseSettings
     from vicinal.data.splits import class_folds

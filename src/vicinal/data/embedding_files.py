@@ -9,31 +9,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
 from vicinal.data.checks import check_embeddings
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embedding_shards import EmbeddingShards
 from vicinal.data.parquet_files import (
-    EMBEDDING,
+    FINGERPRINT_KEY,
+    embedding_table,
     map_embedding_column,
     read_embedding_column,
     read_frame,
     read_metadata,
     read_parquet,
-    to_arrow,
     with_metadata,
     write_arrow,
 )
 from vicinal.data.table import Table
-from vicinal.data.table_files import read_csv, write_table
+from vicinal.data.table_files import TABLE_SUFFIX, read_csv, write_table
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file, write_bytes
 
 MAX_CODE_POINT, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
-TABLE_SUFFIX = ".table.csv"  # not .csv, since a file of that name may be the user's own
-FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a Parquet file's schema
 ENGINE_KEY = b"vicinal_engine"
 
 
@@ -107,7 +104,7 @@ def save_embeddings(
     path = Path(path)
     vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        written = embedding_table(path, table, vectors)
+        written = embedding_table(path, table.frame, vectors)
         for key, value in ((FINGERPRINT_KEY, fingerprint), (ENGINE_KEY, engine)):
             written = written if value is None else with_metadata(written, key, value)
         write_arrow(path, written)
@@ -247,15 +244,6 @@ def _embeddings_file(path: str | Path) -> Path:
     if path.suffix.lower() not in (".npy", ".parquet"):
         raise InputError(f"{path}: embeddings are read from a file ending in .parquet or .npy")
     return path
-
-
-def embedding_table(path: Path, table: Table, vectors: Floats) -> pa.Table:
-    """The columns of a table and its embeddings in Arrow; errors name the file `path`."""
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-    frame = table.frame.drop(columns=EMBEDDING, errors="ignore")
-    if not len(frame.columns):
-        return pa.table({EMBEDDING: column})
-    return to_arrow(path, frame).append_column(EMBEDDING, column)
 
 
 def _table(path: Path, frame: pd.DataFrame) -> Table:

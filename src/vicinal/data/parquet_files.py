@@ -20,6 +20,7 @@ from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
 EMBEDDING = "embedding"
+FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a schema
 BATCH_NUMBERS = 2**20  # of embeddings that are read block by block
 STREAMED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**20}  # else Arrow reads whole groups of rows
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -169,3 +170,12 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     buffer = BytesIO()
     pq.write_table(table, buffer)
     write_bytes(path, buffer.getvalue())
+
+
+def embedding_table(path: Path, frame: pd.DataFrame, vectors: Floats) -> pa.Table:
+    """The columns of a table and its embeddings in Arrow; errors name the file `path`."""
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    frame = frame.drop(columns=EMBEDDING, errors="ignore")
+    if not len(frame.columns):
+        return pa.table({EMBEDDING: column})
+    return to_arrow(path, frame).append_column(EMBEDDING, column)

@@ -16,6 +16,7 @@ from vicinal.data.columns import is_label_column
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
+TABLE_SUFFIX = ".table.csv"  # of the table beside embeddings; .csv may be a file of the user's own
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
 BLOCK_ROWS = 2**16  # that are objects of Python at a time
 CSV_ERRORS = {

@@ -21,7 +21,7 @@ from tests.data.benchmarks.published_more import (
 )
 from vicinal.data import load_table
 from vicinal.data.benchmarks import landmarks_v1, landmarks_v2, landmarks_v2_full, sfm_120k
-from vicinal.data.benchmarks.completeness import COUNTS
+from vicinal.data.benchmarks.cache import COUNTS
 from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.utils.errors import InputError
 

@@ -17,7 +17,7 @@ from tests.data.benchmarks.published_more import (
 )
 from vicinal.data import load_table
 from vicinal.data.benchmarks import mnist
-from vicinal.data.benchmarks.completeness import COUNTS
+from vicinal.data.benchmarks.cache import COUNTS
 from vicinal.data.benchmarks.mnist import read_idx
 from vicinal.utils.errors import InputError
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.data.benchmarks.cars import cars
-    from vicinal.data.benchmarks.cars98n import cars98n
+    from vicinal.data.benchmarks.cars import cars, cars98n
     from vicinal.data.benchmarks.clusters import landmarks_v1, sfm_120k
     from vicinal.data.benchmarks.cub import cub
     from vicinal.data.benchmarks.digits import digits

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import find_folder
-from vicinal.data.benchmarks.completeness import check_complete
+from vicinal.data.benchmarks.cache import check_complete, find_folder
 from vicinal.data.benchmarks.lists import box_columns, class_number, parse_box, read_by_id
 from vicinal.data.table import Table
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import find_folder
-from vicinal.data.benchmarks.completeness import check_complete
+from vicinal.data.benchmarks.cache import check_complete, find_folder
 from vicinal.data.benchmarks.lists import check_distinct, read_json
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer

@@ -14,8 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
-from vicinal.data.benchmarks.cache import cache_folder, find_folder, prepare_table, writable_root
-from vicinal.data.benchmarks.completeness import check_counts
+from vicinal.data.benchmarks.cache import cache_folder, check_counts, find_folder, prepare_table, writable_root
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file
