@@ -19,7 +19,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 demo: $(WEIGHTS)
 	$(BIN)/python examples/demo.py $(DEMO)
 
-test: lint types docs tests
+# The checks take one core each, so two run at a time; the tests take two.
+test: $(INSTALLED)
+	$(MAKE) --jobs=2 --output-sync=target lint types docs
+	$(MAKE) tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -39,7 +42,8 @@ docs: $(INSTALLED)
 tests: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: lint types docs
+test-all: $(INSTALLED)
+	$(MAKE) --jobs=2 --output-sync=target lint types docs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 # The demo needs less than the tests, and the tests have it too.

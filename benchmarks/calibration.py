@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.table import print_machine
 from vicinal import Embedder, Table
-from vicinal.data.loading import load_table
+from vicinal.data.loading import load_run_table
 from vicinal.evaluation import OpenSetScores, calibrate, open_set_auroc, open_set_scores
 from vicinal.retrieval import Calibration
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
@@ -53,7 +53,7 @@ def reliability(scores: OpenSetScores, calibration: Calibration) -> tuple[float,
 
 def embedded_split(run: RunFolder, model: Embedder, split: str) -> EmbeddedTable:
     """The embeddings of one split of a run."""
-    part = load_table(run.table, path_column=None, label_column=None).subset(split)
+    part = load_run_table(run.table).subset(split)
     return EmbeddedTable(model.embed(part, progress=False), part, model)
 
 

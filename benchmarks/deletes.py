@@ -76,7 +76,7 @@ def cases(vectors: Vectors, cluster: Ids, has_clusters: bool) -> list[Case]:
 
 def search_with_selector(index: Index, queries: Vectors) -> Ids:
     """The search of faiss, which leaves out deleted vectors on its way."""
-    engine = index._committed.engine.base
+    engine = index.state.committed.engine.base
     assert isinstance(engine, FaissEngine)
     mask = np.zeros(len(engine), dtype=bool)
     mask[index.metadata.ids] = True

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from benchmarks.table import print_machine
 from vicinal.export import ExportSettings, ParityReport, parity
 from vicinal.export.settings import SUFFIXES
-from vicinal.utils.wording import aligned
+from vicinal.utils.console import aligned
 from vicinal.workflows import EmbeddingReader, export_source
 
 KINDS = {

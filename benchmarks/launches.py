@@ -26,12 +26,12 @@ from tests.pretend_device import PretendDevice, module_on_device, on_device, pre
 from vicinal import Table, losses
 from vicinal.data import ImageTransform
 from vicinal.evaluation import evaluate
-from vicinal.evaluation.counting import device_counter
+from vicinal.evaluation.counting import counter as counting
 from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
 from vicinal.training.refiners.refiner_trainer import RefinerModule
-from vicinal.utils import kernels
+from vicinal.utils import devices
 
 LAUNCH, BANDWIDTH, FLOPS = 5e-6, 3.35e12, 67e12
 LOSSES: dict[str, Callable[[int, int], losses.Loss]] = {
@@ -75,8 +75,8 @@ def evaluation(device: PretendDevice) -> Callable[[], object]:
 
     def run() -> None:
         with (
-            patch.object(device_counter, "uses_kernel", lambda *_: True),
-            patch.object(device_counter.DeviceCounter, "_count_by_kernel", count_kernel),
+            patch.object(counting, "uses_kernel", lambda *_: True),
+            patch.object(counting.DeviceCounter, "_count_by_kernel", count_kernel),
         ):
             evaluate(vectors, table)
 
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--work", action="store_true", help="steps and an evaluation as a whole instead of losses")
     args = parser.parse_args()
-    kernels.MIN_GPU_ELEMENTS = kernels.MAX_GPU_ELEMENTS  # those of 80 GB
+    devices.MIN_GPU_ELEMENTS = devices.MAX_GPU_ELEMENTS  # those of 80 GB
     print_machine()
     if args.work:
         _print_work()

@@ -52,7 +52,7 @@ napoleon_use_ivar = True
 
 # These packages have no inventory that could be read without a network; all names of Vicinal must resolve.
 EXTERNAL = (
-    "abc|collections|faiss|fastapi|httpx|jsonargparse|lightning|markupsafe|matplotlib|np|numpy|os|pandas|pathlib|pd"
+    "abc|collections|faiss|fastapi|httpx|lightning|markupsafe|matplotlib|np|numpy|os|pandas|pathlib|pd"
     "|PIL|scipy|torch|torchvision|typing"
 )
 nitpick_ignore_regex = [

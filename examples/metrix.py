@@ -23,9 +23,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of_rows
 from vicinal.utils.arguments import check_nonnegative, check_positive, check_seed, shown
+from vicinal.utils.devices import ieee_products, tile_elements
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
-from vicinal.utils.kernels import tile_elements
 from vicinal.utils.seeds import derive_seed, uniform
 
 MixedPairs = Literal["positive-negative", "anchor-negative", "both"]

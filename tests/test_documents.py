@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import QUICK, ROOT
 from vicinal import Recipe, RefinerRecipe
 from vicinal.cli.main import main, parse
-from vicinal.training.recipes.recipe_schema import setting_names
+from vicinal.training.recipes.recipe_values import setting_names
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 DOCUMENTS = [README, *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "tutorials")]
@@ -45,7 +45,10 @@ def test_the_readmes_commands(folder: Path) -> None:
     assert main(shlex.split("train --out run --resume")) == 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+WITH_PYTHON = [document for document in DOCUMENTS if blocks(document, "python")]
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda path: path.name)
 def test_python_blocks(document: Path, folder: Path) -> None:
     for block in blocks(document, "python"):
         exec(python_without_network(block), {})
@@ -54,21 +57,18 @@ def test_python_blocks(document: Path, folder: Path) -> None:
 RECIPES = {"train": Recipe, "tune": Recipe, "sweep": Recipe, "refine": RefinerRecipe}
 
 
-@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
-def test_commands_that_are_shown_have_the_options_they_name(document: Path) -> None:
-    for block in blocks(document, "console"):
-        for line in block.splitlines():
-            program, *words = shlex.split(line.removeprefix("$ "), comments=True)
-            assert program == "vicinal"
-            given, rest = parse(words)
-            flags = [word.removeprefix("--").partition("=")[0] for word in rest if word.startswith("-")]
-            flags = [re.sub(r"^(search|grid)\.", "", flag) for flag in flags]
-            recipe = RECIPES.get(given.verb.__name__)
-            known = set(setting_names(recipe.schema())) if recipe else set()
-            unknown = [
-                flag for flag in flags if flag not in known and not re.match(r"loss\.|model\.backbone_args\.", flag)
-            ]
-            assert not unknown, line
+def test_commands_that_are_shown_have_the_options_they_name() -> None:
+    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
+    for line in lines:
+        program, *words = shlex.split(line.removeprefix("$ "), comments=True)
+        assert program == "vicinal", line
+        given, rest = parse(words)
+        flags = [word.removeprefix("--").partition("=")[0] for word in rest if word.startswith("-")]
+        flags = [re.sub(r"^(search|grid)\.", "", flag) for flag in flags]
+        recipe = RECIPES.get(given.verb.__name__)
+        known = set(setting_names(recipe.schema())) if recipe else set()
+        unknown = [flag for flag in flags if flag not in known and not re.match(r"loss\.|model\.backbone_args\.", flag)]
+        assert not unknown, line
 
 
 def test_links_lead_somewhere() -> None:

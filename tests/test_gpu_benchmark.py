@@ -13,10 +13,10 @@ from benchmarks import centers, formulas
 from benchmarks.gpu import correctness, kernels, losses, two_stage
 from benchmarks.gpu.__main__ import PARTS
 from benchmarks.gpu.report import TABLES, report
-from benchmarks.gpu.rows import ROOT, Key, Measurement, Rows
+from benchmarks.gpu.rows import Key, Measurement, Rows
 from benchmarks.gpu.supervisor import supervise
 from benchmarks.gpu.timing import Settings
-from benchmarks.gpu.worker import context, find_measurements, work
+from benchmarks.gpu.worker import context, work
 from benchmarks.steps import batch
 from vicinal.losses import (
     CenterContrastiveLoss,
@@ -95,14 +95,6 @@ def test_each_end_of_a_measurement_is_a_result_and_a_later_run_goes_on(tmp_path)
     assert Rows(tmp_path, {"device": "another"}).statuses() == {}
 
 
-def test_a_line_that_was_not_written_to_its_end_is_measured_again(tmp_path):
-    rows = Rows(tmp_path, CONTEXT)
-    rows.append(Key("a", "b", "c", "d"), "ok", {})
-    rows.file.write_text(rows.file.read_text() + '{"part": "a", "na')
-    rows.append(Key("e", "f", "g", "h"), "ok", {})
-    assert [key.part for key in Rows(tmp_path, CONTEXT).statuses()] == ["a", "e"]
-
-
 WORKER = """
     import os, sys, time
     from pathlib import Path
@@ -164,28 +156,3 @@ def test_every_part_runs_on_a_cpu_and_has_its_tables(tmp_path, monkeypatch):
     assert "\n| RS@k | " in text
     assert work(settings, PARTS, rows, never()) == []
     assert rows.file.read_text() == written
-
-
-def test_tables_say_what_was_not_measured():
-    key = Key("losses", "RS@k", "Vicinal", "n = 4096")._asdict()
-    floor = {**key, "name": "floor", "who": "float32", "status": "ok"}
-    numbers = {"ms": 2.0, "low": 1.0, "high": 3.0, "peak_mb": 7.0}
-    rows = [
-        {**floor, "numbers": numbers, "context": CONTEXT},
-        {**key, "status": "ok", "numbers": {**numbers, "ms": 5.0, "floor": "floor"}, "context": CONTEXT},
-        {**key, "who": "PML", "status": "out of memory", "numbers": {}, "context": CONTEXT},
-    ]
-    text = report(rows)
-    assert "| RS@k | 5 | 1 - 3 | 2.50 | out of memory |  | 7 |  |  |" in text
-    assert "- PML, n = 4096: out of memory: RS@k" in text
-
-
-def test_a_broken_result_of_a_kernel_does_not_pass(monkeypatch):
-    operation = kernels.OPERATIONS[0]
-    monkeypatch.setattr(kernels, "compute", lambda *given: [torch.tensor([1.0, float("nan") if given[-1] else 2.0])])
-    assert correctness._compare_kernel(operation, (1, 1, 1), CPU)["passed"] is False
-
-
-def test_parts_are_modules():
-    assert all(callable(find_measurements(part)) for part in PARTS)
-    assert (ROOT / "benchmarks" / "gpu").is_dir()

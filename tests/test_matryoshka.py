@@ -34,12 +34,11 @@ from vicinal.losses import (
     SimilarityRegularizer,
     TripletLoss,
 )
-from vicinal.matryoshka import Matryoshka
+from vicinal.matryoshka import Matryoshka, _PrefixPairSource
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.prefix_pair_source import PrefixPairSource
 from vicinal.training import Recipe
 from vicinal.training.create_module import create_training_module
 from vicinal.utils.errors import InputError
@@ -152,7 +151,7 @@ def test_large_batches_take_one_call_per_prefix(monkeypatch: pytest.MonkeyPatch)
         small = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
         with monkeypatch.context() as patch:
             patch.setattr(matryoshka, "default_tile_rows", lambda *_: 11)
-            patch.setattr(PrefixPairSource, "from_source", None)
+            patch.setattr(_PrefixPairSource, "from_source", None)
             large = value_and_gradients(Matryoshka(make(), [1, 2, 5]), batch)
         torch.testing.assert_close(large, small, rtol=1e-12, atol=1e-14)
 

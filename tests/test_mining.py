@@ -27,8 +27,7 @@ from vicinal.mining import (
     SequentialMiner,
 )
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.pairs import ClassPairs, MaskedPairs
-from vicinal.similarity.rows import Rows
+from vicinal.similarity.rows import ClassPairs, MaskedPairs, Rows
 from vicinal.utils.errors import InputError
 
 NO_POSITIVE, NO_NEGATIVE = math.inf, -math.inf

@@ -6,8 +6,6 @@ import importlib.util
 import shlex
 from types import ModuleType
 
-import pytest
-
 from tests.conftest import ROOT
 from vicinal.cli.recipes import read_header, recipe_files
 from vicinal.training import Recipe, RefinerRecipe
@@ -39,19 +37,18 @@ def test_the_page_of_all_recipes_is_current() -> None:
     assert (SCRIPT.FOLDER / "README.md").read_text() == SCRIPT.readme(), "run: python recipes/update_readme.py"
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_what_it_is_and_its_keys_are_known(name: str) -> None:
-    header = HEADERS[name]
-    assert {"title", "command", "cost", "expected"} <= set(header)
-    assert "/" not in name or {"paper", "row", "evaluate"} <= set(header)
-    assert f"recipes/{name}.yaml" in shlex.split(header["command"])
-    verb, file = VERBS[name], RecipeFile.read(RECIPES[name])
-    if verb in SECTIONS:
-        assert file.values.pop(SECTIONS[verb])
-    RecipeCheck(SCHEMAS["refine" if verb == "refine" else "train"], verb, file, []).check()
+def test_each_recipe_says_what_it_is_and_its_keys_are_known() -> None:
+    for name, header in HEADERS.items():
+        assert {"title", "command", "cost", "expected"} <= set(header), name
+        assert "/" not in name or {"paper", "row", "evaluate"} <= set(header), name
+        assert f"recipes/{name}.yaml" in shlex.split(header["command"]), name
+        verb, file = VERBS[name], RecipeFile.read(RECIPES[name])
+        if verb in SECTIONS:
+            assert file.values.pop(SECTIONS[verb]), name
+        RecipeCheck(SCHEMAS["refine" if verb == "refine" else "train"], verb, file, []).read()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if VERBS[name] in SECTIONS])
-def test_the_settings_of_a_study_are_known(name: str) -> None:
-    study = StudyRecipe.read(SECTIONS[VERBS[name]], RECIPES[name])
-    study.check(SCHEMAS["train"], VERBS[name])
+def test_the_settings_of_each_study_are_known() -> None:
+    for name, verb in VERBS.items():
+        if verb in SECTIONS:
+            StudyRecipe.read(SECTIONS[verb], RECIPES[name]).check(SCHEMAS["train"], verb)

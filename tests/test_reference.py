@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -19,7 +18,7 @@ from vicinal.losses import Loss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
 from vicinal.training.recipes.base_recipe import BaseRecipe
-from vicinal.training.recipes.recipe_schema import Schema, Setting
+from vicinal.training.recipes.recipe_values import setting_names
 from vicinal.utils.errors import InputError
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -90,35 +89,27 @@ def test_help_is_what_the_command_prints() -> None:
     assert "--optimizer.lr" in extension.help_text("train")
 
 
-def settings_in(schema: Schema, prefix: str = "") -> Iterator[str]:
-    for name, setting in schema.items():
-        if isinstance(setting, Setting):
-            yield prefix + name
-        else:
-            yield from settings_in(setting, f"{prefix}{name}.")
-
-
 @pytest.mark.parametrize("recipe", [Recipe, RefinerRecipe])
 def test_every_setting_is_in_the_reference_of_recipes(recipe: type[BaseRecipe]) -> None:
-    groups = list(load_extension().setting_groups(recipe.__name__))
-    shown = [action.dest for _, _, settings in groups for action in settings]
-    assert sorted(shown) == sorted(settings_in(recipe.schema()))
-    assert all(action.help for _, _, settings in groups for action in settings)
+    settings = [each for group in load_extension().groups_of(recipe.__name__) for each in group.settings]
+    schema = recipe.schema()
+    groups = {
+        name for name in setting_names(schema) if any(each.startswith(f"{name}.") for each in setting_names(schema))
+    }
+    assert sorted(each.key for each in settings) == sorted({*setting_names(schema)} - groups)
+    assert all(each.description for each in settings)
 
 
 def test_types_and_defaults_are_as_in_a_recipe() -> None:
-    extension = load_extension()
-    settings = {each.dest: each for _, _, group in extension.setting_groups("RefinerRecipe") for each in group}
-    shown = {
-        name: (extension.type_name(settings[name]._typehint), extension.default_text(settings[name].default))
-        for name in ("refiner.context", "max_grad_norm", "guardrail_metrics", "loss")
-    }
-    assert shown == {
-        "refiner.context": ("neighbors | self", "neighbors"),
-        "max_grad_norm": ("float | null", "null"),
-        "guardrail_metrics": ("list[str]", "[recall@1, mAP@R]"),
-        "loss": ("Loss", "SmoothAPLoss"),
-    }
+    groups = load_extension().groups_of("RefinerRecipe")
+    settings = {each.key: (each.type, each.default) for group in groups for each in group.settings}
+    names = ("refiner.context", "max_grad_norm", "guardrail_metrics", "loss")
+    assert [settings[name] for name in names] == [
+        ("neighbors | self", "neighbors"),
+        ("float | null", "null"),
+        ("list[str]", "[recall@1, mAP@R]"),
+        ("Loss", "SmoothAPLoss"),
+    ]
 
 
 def rows_of_the_loss_table() -> dict[str, list[str]]:

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.gpu.rows import Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured
 from vicinal.evaluation import Relevance
-from vicinal.evaluation.counting import device_counter
-from vicinal.evaluation.counting.device_counter import MAX_KERNEL_POSITIVES, DeviceCounter
+from vicinal.evaluation.counting import counter as counting
+from vicinal.evaluation.counting.counter import MAX_KERNEL_POSITIVES, DeviceCounter
 from vicinal.evaluation.counting.positives import Positives
 from vicinal.losses import soft_ranks, triplets
 
@@ -60,7 +60,7 @@ def describe(size: tuple[int, int, int]) -> str:
 def with_kernels(used: bool) -> AbstractContextManager[object]:
     """The operations take their kernels, or do not, whatever the device."""
     stack = ExitStack()
-    for module in (soft_ranks, triplets, device_counter):
+    for module in (soft_ranks, triplets, counting):
         stack.enter_context(patch.object(module, "uses_kernel", lambda *_: used))
     return stack
 

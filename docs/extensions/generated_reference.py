@@ -10,16 +10,11 @@ The build warns of a name in the `__all__` of a public package that no page docu
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
 import os
-from collections.abc import Iterator
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -28,6 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from vicinal import training
 from vicinal.cli.main import main
+from vicinal.training.recipes.recipe_help import SettingGroup, SettingText, setting_groups
 
 PUBLIC_PACKAGES = (
     "losses", "mining", "weighting", "mixing", "distillation", "matryoshka", "memory", "correction", "similarity",
@@ -63,12 +59,12 @@ class RecipeSettings(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        return [self._section(*group) for group in setting_groups(self.arguments[0])]
+        return [self._section(*group) for group in groups_of(self.arguments[0])]
 
-    def _section(self, name: str, title: str, settings: list[argparse.Action]) -> nodes.section:
+    def _section(self, name: str, title: str, settings: list[SettingText]) -> nodes.section:
         section = nodes.section(ids=[nodes.make_id(f"settings {name or 'top level'}")])
         section += nodes.title("", "", nodes.literal(name, name) if name else nodes.Text("At the top level"))
-        if title:
+        if name:
             section += nodes.paragraph("", f"{title[0].upper()}{title[1:]}.")
         section += settings_table(settings)
         return section
@@ -86,49 +82,19 @@ def help_text(*verb: str) -> str:
     return printed.getvalue().rstrip()
 
 
-def setting_groups(recipe: str) -> Iterator[tuple[str, str, list[argparse.Action]]]:
-    """The name, title and settings of each group of a recipe; the name of the settings of no group is empty."""
-    parser = getattr(training, recipe).parser()
-    groups = {group.title: (name, group.title or "") for name, group in (parser.groups or {}).items()}
-    settings: dict[tuple[str, str], list[argparse.Action]] = {}
-    for action in parser._actions:
-        if (hasattr(action, "_typehint") or action.type) and not action.dest.endswith(".help"):
-            key = groups.get(action.container.title, ("", ""))
-            settings.setdefault(("", "") if action.dest == "loss" else key, []).append(action)
-    for (name, title), actions in sorted(settings.items(), key=lambda each: each[0][0] != ""):
-        yield name, title, actions
+def groups_of(recipe: str) -> list[SettingGroup]:
+    """The groups of settings of a recipe, those of no group first."""
+    return sorted(setting_groups(getattr(training, recipe).schema()), key=lambda group: group.name != "")
 
 
-def settings_table(settings: list[argparse.Action]) -> nodes.table:
+def settings_table(settings: list[SettingText]) -> nodes.table:
     """A table of settings."""
-    types = [type_name(getattr(action, "_typehint", action.type)) for action in settings]
-    rows = [[_literal(action.dest), _literal(kind), _literal(default_text(action.default)), _described(action)]
-            for action, kind in zip(settings, types, strict=True)]  # fmt: skip
+    rows = [[_literal(each.key), _literal(each.type), _literal(each.default), _described(each)] for each in settings]
     group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in (22, 18, 15, 45)), cols=4)
     header = [[nodes.Text(title)] for title in ("setting", "type", "default", "description")]
     group += nodes.thead("", _row(header))
     group += nodes.tbody("", *map(_row, rows))
     return nodes.table("", group)
-
-
-def type_name(kind: Any) -> str:
-    """A type as it is written in code, without module names; null is None."""
-    if kind is ... or kind is NoneType:
-        return "..." if kind is ... else "null"
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType, Literal):
-        return " | ".join(map(str if origin is Literal else type_name, arguments))
-    name = getattr(origin or kind, "__name__", str(kind))
-    return f"{name}[{', '.join(map(type_name, arguments))}]" if arguments else name
-
-
-def default_text(value: Any) -> str:
-    """A default as it is written in a recipe."""
-    if hasattr(value, "class_path"):
-        name, arguments = value.class_path.rpartition(".")[2], value.get("init_args")
-        return f"{name} {default_text(arguments.as_dict())}" if arguments else name
-    value = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(value, default_flow_style=True).replace("\n...", "").strip()
 
 
 def check_documented(app: Sphinx, env: BuildEnvironment) -> None:
@@ -142,13 +108,10 @@ def check_documented(app: Sphinx, env: BuildEnvironment) -> None:
                 logging.getLogger(__name__).warning("vicinal.%s.%s is on no page of the reference", package, name)
 
 
-def _described(action: argparse.Action) -> list[nodes.Node]:
+def _described(setting: SettingText) -> list[nodes.Node]:
     """The description of a setting; text in backticks is code."""
-    if action.dest == "loss":
-        text = "the loss: `class_path`, a class of `vicinal.losses`, or your own with `--allow_import`, and `init_args`"
-    else:
-        text = (action.help or "").replace("%%", "%").rstrip(".")
-    return [nodes.literal(part, part) if index % 2 else nodes.Text(part) for index, part in enumerate(text.split("`"))]
+    parts = setting.description.rstrip(".").split("`")
+    return [nodes.literal(part, part) if index % 2 else nodes.Text(part) for index, part in enumerate(parts)]
 
 
 def _literal(text: str) -> list[nodes.Node]:

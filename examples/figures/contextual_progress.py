@@ -24,8 +24,7 @@ from matplotlib.figure import Figure
 
 from vicinal.report.drawing import COLORS, DPI, INK, tidy, write_figure
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import read_log
+from vicinal.utils.run_folder import RunFolder, read_log
 
 
 class Progress(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.center_based import CenterBasedLoss
-from vicinal.similarity.normalize import at_least_float32
+from vicinal.similarity.embeddings import at_least_float32
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.tiles import default_tile_rows, refuse_second_derivative
 from vicinal.utils.arguments import (
@@ -23,8 +23,8 @@ from vicinal.utils.arguments import (
     is_integer,
     shown,
 )
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
 
 __all__ = ["S2SD"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -15,11 +16,11 @@ from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.prefix_pair_source import PrefixPairSource
+from vicinal.similarity.rows import Pairs, Rows
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
 
 __all__ = ["Matryoshka"]
 
@@ -105,10 +106,10 @@ class Matryoshka(Loss):
     def _parts_of(self, term: _Term, source: PairSource) -> list[dict[str, Tensor]]:
         """The parts of one loss, by each prefix."""
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
-            if source.is_empty or not (_is_of_rows(term.loss) and _is_small(source)):
+            if source.is_empty or len(self.dims) == 1 or not (_is_of_rows(term.loss) and _is_small(source)):
                 return self._call_by_prefix(term, "parts", source)
             term.loss._check_device(source.anchors.device)
-            values = term.loss.value(PrefixPairSource.from_source(source, self.dims)) + zero_loss(source).detach()
+            values = term.loss.value(_PrefixPairSource.from_source(source, self.dims)) + zero_loss(source).detach()
             return [{type(term.loss).__name__: value} for value in values]
 
     def _anchor_values(self, source: PairSource) -> Tensor:
@@ -195,3 +196,44 @@ def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dic
                 first = centers[:, :dim]
                 cut[f"{prefix}.{name}" if prefix else name] = first if part.learns_centers or is_last else first.clone()
     return cut
+
+
+FIELDS = tuple(field.name for field in fields(PairSource))  # a constant, which torch.compile can read
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PrefixPairSource(PairSource):
+    """Prefixes of embeddings. A span of anchors has their rows by the first prefix, then those by the second, ...
+
+    So a loss is called once for all prefixes, and the pairs are found once. What is summed over anchors has one entry
+    per prefix.
+    """
+
+    prefixes: tuple[PairSource, ...]
+
+    @classmethod
+    def from_source(cls, source: PairSource, dims: Sequence[int]) -> _PrefixPairSource:
+        """Cut and normalize the prefixes of these dimensions."""
+        kept = {name: getattr(source, name) for name in FIELDS}
+        return cls(**kept, prefixes=tuple(source.prefix(dim) for dim in dims))
+
+    @property
+    def parts(self) -> Sequence[PairSource]:
+        return self.prefixes
+
+    def similarity(self, span: slice) -> Tensor:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return torch.cat([prefix.similarity(span) for prefix in self.prefixes])
+        size = span.stop - span.start  # written where they belong, which saves a copy
+        similarity = self.anchors.new_empty(len(self.prefixes) * size, self.num_references)
+        for part, prefix in zip(torch.split(similarity, size), self.prefixes, strict=True):
+            torch.mm(prefix.anchors[span], prefix.references.T, out=part)
+        return similarity
+
+    def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
+        times = len(self.prefixes)
+        rows = super().rows(span, similarity, pairs.repeat(times))
+        labels = None if rows.labels is None else rows.labels.repeat(times, *[1] * (rows.labels.ndim - 1))
+        dims = torch.tensor([prefix.dim for prefix in self.prefixes], device=similarity.device)
+        dim = dims.repeat_interleave(len(rows.keys))[:, None]
+        return rows._replace(labels=labels, keys=rows.keys.repeat(times), dim=dim)

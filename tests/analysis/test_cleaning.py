@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from sklearn.neighbors import LocalOutlierFactor
 
 from vicinal.analysis import (
@@ -116,6 +116,23 @@ def test_findings_refer_to_rows_of_the_whole_table(pictures: Table) -> None:
     assert lines.query("finding == 'exact_duplicate'")["message"].tolist() == ["with different labels"] * 2
     assert set(lines["suggestion"]) <= {"", "drop", "relabel"}
     assert (lines["decision"] == "").all()
+
+
+def test_bursts_are_told_from_copies_by_their_times(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number, time in enumerate(("10:00:00", "10:00:01", "10:00:00", None, None, None)):
+        picture = Image.fromarray(np.random.default_rng(number // 2).integers(0, 255, (6, 6, 3), dtype=np.uint8))
+        exif = Image.Exif()
+        if time:
+            exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = f"2024:05:01 {time}"
+        picture.resize((60, 48)).save(tmp_path / f"{number}.jpg", exif=exif, quality=70 + number)
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.jpg") for number in range(6)]}))
+    vectors = np.repeat(rng.normal(size=(3, 8)), 2, axis=0)
+    found = find_problems(vectors, table, image_facts(table), num_neighbors=2)
+    bursts = found.near_duplicates.set_index("row")["is_burst"]
+    assert bursts.to_dict() == {0: True, 1: True, **dict.fromkeys(range(2, 6), False)}
+    messages = found.to_frame().query("finding == 'near_duplicate' and row < 2")["message"]
+    assert messages.tolist() == ["taken at different times"] * 2
 
 
 def test_embeddings_without_labels_and_images_have_findings_too() -> None:

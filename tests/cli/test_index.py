@@ -133,10 +133,10 @@ def test_photos_may_move(run: Path, shop: Path, photos: Path, tmp_path: Path, ca
     assert paths[12:] == [str(photos / "class2" / f"{number}.png") for number in range(6)]
     assert main(["index", "sync", str(index), str(moved)]) == 0
     assert "0 new, 0 changed, 1 vanished, 11 as before" in capsys.readouterr().err
-    revision = Index.load(index).revision
+    revision = Index.load(index).state.revision
     assert main(["index", "sync", str(index), str(moved)]) == 0
     assert "0 new, 0 changed, 0 vanished, 11 as before" in capsys.readouterr().err
-    assert Index.load(index).revision == revision
+    assert Index.load(index).state.revision == revision
     moved.rename(tmp_path / "back")  # and not said so
     assert main(["index", "sync", str(index), str(tmp_path / "back")]) == 0
     assert "0 new, 0 changed, 0 vanished, 0 as before, 11 moved" in capsys.readouterr().err

@@ -13,8 +13,6 @@ from tests.conftest import metrics_in, output
 from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import main
 from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
-from vicinal.training import Recipe, RefinerRecipe
-from vicinal.training.recipes.base_recipe import BaseRecipe
 from vicinal.training.recipes.refiner_settings import RefinerSettings
 from vicinal.training.recipes.settings import TrainingSettings
 
@@ -58,38 +56,19 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("verb", "shown", "recipe", "given"),
+    ("verb", "shown", "defaults"),
     [
-        ("train", TRAIN_HELP, Recipe, []),
-        ("refine", REFINE_HELP, RefinerRecipe, ["--embeddings=e.parquet"]),
+        ("train", TRAIN_HELP, ["learning rate (default: 0.0002)", "(default: resnet50; without GPU", "NTXentLoss)"]),
+        ("refine", REFINE_HELP, ["learning rate (default: 0.0001)", "blocks (default: 8)", "SmoothAPLoss)"]),
     ],
 )
-def test_help_is_one_screen_with_the_defaults_of_the_recipe(
-    verb: str, shown: Help, recipe: type[BaseRecipe], given: list[str], capsys
-) -> None:
+def test_help_is_one_screen_with_the_defaults(verb: str, shown: Help, defaults: list[str], capsys) -> None:
     text = output(capsys, verb, "--help")
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 120
-    flat = _flat(recipe.load(overrides=given).config)
-    flat["loss"] = flat["loss.class_path"].rpartition(".")[2]
-    if verb == "train":  # a loaded recipe has what auto stands for on this machine
-        flat["precision"] = "auto"
-    for key, (default, _) in shown.settings.items():
-        assert f"--{key} " in text
-        value = flat.get(key)
-        if default:
-            assert default == (str(value).lower() if isinstance(value, bool) else str(value)), key
-        else:
-            assert value is None or f"--{key}={value}" in given or str(value) in text
-    for example in shown.examples:
-        assert f"\n  {example}" in text
-
-
-def _flat(config: dict, prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in config.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+    assert all(f"--{key} " in text for key in shown.settings)
+    assert all(default in text for default in defaults)
+    assert all(f"\n  {example}" in text for example in shown.examples)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +99,8 @@ def test_help_all_lists_all_settings_first_those_that_matter(
 
 
 def test_help_of_a_loss(capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "--loss.help", "MarginLoss"])
-    assert stop.value.code == 0
-    assert "--loss.margin MARGIN" in capsys.readouterr().out
+    text = " ".join(output(capsys, "train", "--loss.help", "MarginLoss").split())
+    assert "--loss.margin MARGIN the paper's alpha, a distance (type: float, default: 0.2)" in text
 
 
 def _names(settings: object) -> list[str]:

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.evaluation.cases import key_scores
-from vicinal.evaluation.counting import device_counter
+from vicinal.evaluation.counting import counter as counting
 from vicinal.evaluation.counting import kernels as counting_kernels
-from vicinal.evaluation.counting.counter import Counter
-from vicinal.evaluation.counting.device_counter import DeviceCounter
+from vicinal.evaluation.counting.counter import Counter, DeviceCounter
 from vicinal.evaluation.counting.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
-from vicinal.utils import kernels
+from vicinal.utils import devices
 from vicinal.utils.compiled import compiled
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, 0.5 + 2**-24, 3e30, -3e30]
@@ -90,8 +89,8 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
 def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in several blocks of positives and of scores."""
     pytest.importorskip("triton", reason="the kernel needs Triton, which some builds of torch lack")
-    monkeypatch.setattr(device_counter, "uses_kernel", lambda *_: True)
-    monkeypatch.setattr(kernels, "MAX_POSITIVES", 16)
+    monkeypatch.setattr(counting, "uses_kernel", lambda *_: True)
+    monkeypatch.setattr(devices, "MAX_POSITIVES", 16)
     rng = np.random.default_rng(count)
     scores = rng.standard_normal((4, 300)).astype(np.float32)
     positives = np.sort(rng.choice(300, count, replace=False))

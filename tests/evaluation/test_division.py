@@ -16,7 +16,7 @@ from vicinal.evaluation import evaluate, ranking
 from vicinal.evaluation.counting.positives import Division
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
-from vicinal.utils.temporary_maps import temporary_map
+from vicinal.utils.memory import temporary_map
 
 WORLDS = (2, 3)
 

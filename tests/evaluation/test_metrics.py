@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from vicinal.evaluation import metrics
-from vicinal.evaluation.ranks import Ranks
+from vicinal.evaluation.metrics import Ranks
 from vicinal.utils.errors import InputError
 
 WHOLE = ("r_precision", "map_at_r", "average_precision", "reciprocal_rank")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vicinal.evaluation import ranking
-from vicinal.evaluation.counting.device_counter import DeviceCounter
+from vicinal.evaluation.counting.counter import DeviceCounter
+from vicinal.evaluation.metrics import Ranks
 from vicinal.evaluation.ranking import level_ranks, positive_ranks
-from vicinal.evaluation.ranks import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval import scores as scores_module
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from vicinal.data.table import Table
-from vicinal.evaluation.vehicle_id import evaluate_vehicle_id, one_per_class
+from vicinal.evaluation.benchmark_protocols import evaluate_vehicle_id, one_per_class
 from vicinal.utils.errors import InputError
 
 

@@ -11,8 +11,9 @@ from vicinal.cli.main import main
 from vicinal.data import ImageTransform, Table, load_embeddings
 from vicinal.data.embedding_files import ENGINE_KEY
 from vicinal.data.parquet_files import read_metadata
-from vicinal.export import ExportedEmbedder, engine
-from vicinal.export.engine import engine_name, with_engine
+from vicinal.export import ExportedEmbedder
+from vicinal.export import exported_embedder as engine
+from vicinal.export.exported_embedder import engine_name, with_engine
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 

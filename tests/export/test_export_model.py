@@ -16,8 +16,7 @@ from tests.export.conftest import build
 from tests.models.refiner_reference import PAPER
 from vicinal.data import ImageTransform, Table
 from vicinal.export import ExportedEmbedder, ExportSettings, export_model, open_exported
-from vicinal.export.openvino import read_onnx, save_openvino
-from vicinal.export.precision import to_fp16, to_int8
+from vicinal.export.conversion import read_onnx, save_openvino, to_fp16, to_int8
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import refine
 from vicinal.utils.errors import InputError

@@ -253,6 +253,11 @@ PATHS: dict[str, Case] = DEFAULTS | {_name(case): case for case in _VARIANTS}
 CASES: dict[str, Case] = PATHS | {_name(case): case for case in _MINED}
 """These, and every loss with the pairs that miners leave it."""
 
+EACH: dict[str, Case] = DEFAULTS | {
+    name: case for name, case in CASES.items() if case.kind is ContrastiveLoss and "miner" in case.arguments
+}
+"""Every loss and every miner once, for what neither reductions nor constants change."""
+
 TURNS = pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.slow), 3])
 """Every batch for each case, or quickly: a third of them."""
 

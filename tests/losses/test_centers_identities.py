@@ -31,7 +31,7 @@ from vicinal.losses import (
     SoftTripleLoss,
     SupConLoss,
 )
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.pair_source import PairSource
 
 BATCH, CLASSES, DIM = BATCHES["many classes"], 12, 8  # two of the classes are not in the batch

@@ -28,7 +28,7 @@ from vicinal.losses import (
     SimilarityRegularizer,
 )
 from vicinal.losses.contextual import loss as contextual_loss
-from vicinal.losses.contextual import matrices, sparse
+from vicinal.losses.contextual import sparse
 from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import sparse_loss
 from vicinal.memory import CrossBatchMemory
@@ -745,7 +745,7 @@ def test_sparse_matrices_give_the_same_for_all_options(switches: tuple[bool, ...
 
 
 def test_sparse_products_in_many_parts_give_the_same(sparse_calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "MAX_TERMS", 50)
+    monkeypatch.setattr(sparse, "MAX_TERMS", 50)
     monkeypatch.setattr(sparse, "default_tile_rows", lambda *_: 7)
     for sample in (clusters(20, 4, 8, 0.5), SAMPLES["corners, more than once"], SAMPLES["collapsed"]):
         for options in ({}, {"detach_sizes": False}, {"complement": False}):

@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from tests.losses.batches import Batch, nasty_batches
-from tests.losses.cases import CASES, DEFAULTS, MINERS, PATHS
+from tests.losses.cases import CASES, DEFAULTS, EACH, MINERS, PATHS
 
 BATCHES = nasty_batches()
 NASTY_FOR_MINERS = ("singletons", "collapsed", "references lack a class")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_a_broken_embedding_breaks_the_loss(case: str) -> None:
     """Comparisons, such as a miner's, are false for NaN; the loss must not be that of a batch without pairs."""
-    batch = CASES[case].suited(BATCHES["unequal classes"])
+    batch = EACH[case].suited(BATCHES["unequal classes"])
     x, labels = batch.embeddings, batch.labels
     for bad in (torch.nan, torch.inf, -torch.inf):
         broken = x.clone()
         broken[3, 2] = bad
-        assert CASES[case].loss()(broken, labels).isnan(), bad
-        assert CASES[case].loss()(x, labels, broken, labels).isnan(), bad
-        assert CASES[case].loss()(broken, labels, x, labels, 0).isnan(), bad
+        assert EACH[case].loss()(broken, labels).isnan(), bad
+        assert EACH[case].loss()(x, labels, broken, labels).isnan(), bad
+        assert EACH[case].loss()(broken, labels, x, labels, 0).isnan(), bad
 
 
 @pytest.mark.parametrize("case", PATHS)
@@ -88,12 +88,12 @@ def test_no_violating_pair_is_a_zero_that_backpropagates(case: str) -> None:
     assert not x.grad.any()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_zero_vectors_and_duplicates_have_finite_gradients(case: str) -> None:
     """Also where all are zero or equal, in float32, whose rounding differs from that of the formulas' tests."""
     labels = torch.tensor([0, 0, 1, 1, 1, 2])
     for x in (torch.zeros(6, 3), torch.ones(6, 3), torch.tensor([[0.3, 0.1, -0.7]]).repeat(6, 1), -torch.eye(6)[:, :1]):
-        for value in CASES[case].values(Batch(x, labels)):
+        for value in EACH[case].values(Batch(x, labels)):
             assert value.isfinite().all()
 
 

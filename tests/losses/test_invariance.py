@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import Batch, nasty_batches
-from tests.losses.cases import DEFAULTS, PATHS
+from tests.losses.cases import DEFAULTS, EACH
 from vicinal.losses import HistogramLoss
 
 BATCHES = nasty_batches()
 CLOSE = {"rtol": 1e-10, "atol": 1e-13}
-NOT_RANDOM = [name for name, case in PATHS.items() if not case.is_random]  # a draw belongs to a place in the batch
+NOT_RANDOM = [name for name, case in EACH.items() if not case.is_random]  # a draw belongs to a place in the batch
 
 
 def order_of(labels: Tensor) -> Tensor:
@@ -22,28 +22,28 @@ def order_of(labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("case", NOT_RANDOM)
 def test_permuting_the_batch_permutes_the_gradient(case: str) -> None:
     for name in ("unequal classes", "many classes", "singletons", "opposites"):
-        batch = PATHS[case].suited(BATCHES[name])
+        batch = EACH[case].suited(BATCHES[name])
         order = order_of(batch.labels)
-        value, gradient, *others = PATHS[case].values(batch)
-        permuted = PATHS[case].values(Batch(batch.embeddings[order], batch.labels[order]))
+        value, gradient, *others = EACH[case].values(batch)
+        permuted = EACH[case].values(Batch(batch.embeddings[order], batch.labels[order]))
         torch.testing.assert_close(permuted, [value, gradient[order], *others], **CLOSE)
 
 
 @pytest.mark.parametrize("case", NOT_RANDOM)
 def test_permuting_the_references_permutes_their_gradient(case: str) -> None:
-    batch = PATHS[case].suited(BATCHES["references beside the batch"])
+    batch = EACH[case].suited(BATCHES["references beside the batch"])
     order = order_of(batch.reference_labels)
-    value, gradient, by_references, *others = PATHS[case].values(batch)
+    value, gradient, by_references, *others = EACH[case].values(batch)
     permuted = batch._replace(references=batch.references[order], reference_labels=batch.reference_labels[order])
     expected = [value, gradient, by_references[order], *others]
-    torch.testing.assert_close(PATHS[case].values(permuted), expected, **CLOSE)
+    torch.testing.assert_close(EACH[case].values(permuted), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("case", [name for name in PATHS if "num_classes" not in PATHS[name].arguments])
+@pytest.mark.parametrize("case", [name for name in EACH if "num_classes" not in EACH[name].arguments])
 def test_names_of_classes_do_not_matter(case: str) -> None:
     batch = BATCHES["shuffled"]
     renamed = batch._replace(labels=torch.tensor([40, -3, 2**50, 0])[batch.labels])
-    torch.testing.assert_close(PATHS[case].values(renamed), PATHS[case].values(batch), rtol=0, atol=0)
+    torch.testing.assert_close(EACH[case].values(renamed), EACH[case].values(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", DEFAULTS)
@@ -55,23 +55,23 @@ def test_type_of_labels_does_not_matter(case: str) -> None:
         torch.testing.assert_close(DEFAULTS[case].values(narrow), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", PATHS)
+@pytest.mark.parametrize("case", EACH)
 def test_length_of_embeddings_does_not_matter(case: str) -> None:
     batch = BATCHES["unequal classes"]
     factors = torch.linspace(0.1, 10, len(batch.labels), dtype=torch.float64)[:, None]
-    value, gradient, *others = PATHS[case].values(batch)
-    longer = PATHS[case].values(batch._replace(embeddings=batch.embeddings * factors))
+    value, gradient, *others = EACH[case].values(batch)
+    longer = EACH[case].values(batch._replace(embeddings=batch.embeddings * factors))
     torch.testing.assert_close(longer, [value, gradient / factors, *others], **CLOSE)
 
 
-@pytest.mark.parametrize("case", PATHS)
+@pytest.mark.parametrize("case", EACH)
 def test_references_may_be_the_same_object_or_a_copy(case: str) -> None:
     """Which reference an anchor is, the offset says; nothing is guessed from whose memory it lies in."""
-    batch = PATHS[case].suited(BATCHES["unequal classes"])
-    value, gradient, *_ = PATHS[case].values(batch)
+    batch = EACH[case].suited(BATCHES["unequal classes"])
+    value, gradient, *_ = EACH[case].values(batch)
     x = batch.embeddings.clone().requires_grad_()
     for references, labels in ((x, batch.labels), (x.clone(), batch.labels.clone())):
-        same = PATHS[case].loss().double()(x, batch.labels, references, labels, 0)
+        same = EACH[case].loss().double()(x, batch.labels, references, labels, 0)
         torch.testing.assert_close(same.detach(), value, **CLOSE)
         torch.testing.assert_close(torch.autograd.grad(same, x)[0], gradient, **CLOSE)
 
@@ -101,12 +101,12 @@ def test_sums_of_pieces_against_the_whole_batch_add_up(case: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(sum(pieces), x), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("case", PATHS)
+@pytest.mark.parametrize("case", EACH)
 def test_global_random_state_is_neither_read_nor_changed(case: str) -> None:
     batch = BATCHES["unequal classes"]
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = PATHS[case].values(batch)
+    first = EACH[case].values(batch)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(1)
-    torch.testing.assert_close(PATHS[case].values(batch), first, rtol=0, atol=0)
+    torch.testing.assert_close(EACH[case].values(batch), first, rtol=0, atol=0)

@@ -81,15 +81,10 @@ def step_on_device(name: str, has_kernels: bool = False) -> tuple[list[Tensor], 
 
 
 @pytest.mark.parametrize("name", EVERY_LOSS)
-def test_value_and_gradients_are_those_of_the_cpu(name: str) -> None:
-    found, _ = step_on_device(name)
+def test_values_are_those_of_the_cpu_with_few_waits_and_launches(name: str) -> None:
+    found, device = step_on_device(name)
     for each, expected in zip(found, step(made(name), embeddings().requires_grad_(), LABELS), strict=True):
         torch.testing.assert_close(each, expected, rtol=5e-7, atol=5e-7)
-
-
-@pytest.mark.parametrize("name", EVERY_LOSS)
-def test_waits_and_launches_do_not_creep_up(name: str) -> None:
-    _, device = step_on_device(name)
     waits, launches = COUNTS[name]
     assert device.waits.total() <= waits, device.waits
     assert device.launches <= launches

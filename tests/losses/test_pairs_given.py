@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import nasty_batches
-from tests.losses.cases import DEFAULTS, PATHS
+from tests.losses.cases import DEFAULTS, EACH
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import ContrastiveLoss
 
@@ -19,18 +19,18 @@ def same(labels: Tensor, reference_labels: Tensor) -> Tensor:
     return labels[:, None] == reference_labels
 
 
-@pytest.mark.parametrize("case", PATHS)
+@pytest.mark.parametrize("case", EACH)
 def test_masks_and_relations_that_say_the_same_as_labels(case: str) -> None:
     for name in ("unequal classes", "references around the batch", "references lack a class"):
-        batch = PATHS[case].suited(BATCHES[name])
+        batch = EACH[case].suited(BATCHES[name])
         reference_labels = batch.labels if batch.reference_labels is None else batch.reference_labels
         positive = same(batch.labels, reference_labels)
         for pairs in ({"positive": positive}, {"positive": positive, "negative": ~positive}, {"relation": same}):
-            loss = PATHS[case].loss(tile_rows=4).double()
+            loss = EACH[case].loss(tile_rows=4).double()
             given = value_and_gradients(
                 lambda *batch, loss=loss, pairs=pairs: loss(*batch, **pairs), batch, list(loss.parameters())
             )
-            torch.testing.assert_close(given, PATHS[case].values(batch), **CLOSE)
+            torch.testing.assert_close(given, EACH[case].values(batch), **CLOSE)
 
 
 @pytest.mark.parametrize("case", [name for name in DEFAULTS if "num_classes" not in DEFAULTS[name].arguments])

@@ -20,7 +20,7 @@ from vicinal.losses import (
 )
 from vicinal.mining import MultiSimilarityMiner
 from vicinal.mixing import SiMix
-from vicinal.utils import kernels
+from vicinal.utils import devices
 
 rank_kernels = pytest.importorskip(
     "vicinal.losses.rank_kernels", reason="needs Triton, which some builds of torch lack"
@@ -64,8 +64,8 @@ def ragged(rows: int, columns: int, padding: float, seed: int) -> Tensor:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("p", "q"), [(1, 1), (3, 20), (11, 70)])
 def test_counts_and_gradients_are_those_of_the_twin(step: str, p: int, q: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "MAX_POSITIVES", 4)  # so that there are several parts of few positives,
-    monkeypatch.setattr(kernels, "MAX_PAIRS", 128)  # and several blocks of similarities
+    monkeypatch.setattr(devices, "MAX_POSITIVES", 4)  # so that there are several parts of few positives,
+    monkeypatch.setattr(devices, "MAX_PAIRS", 128)  # and several blocks of similarities
     thresholds, values = ragged(5, p, math.inf, 0), ragged(5, q, -math.inf, 1)
     upstream = torch.randn(5, p, generator=torch.Generator().manual_seed(2))
     for name, arguments in (

@@ -22,7 +22,7 @@ from vicinal.losses import (
     SimilarityRegularizer,
     WeightedSum,
 )
-from vicinal.similarity import PairSource, sparse_gradient
+from vicinal.similarity import PairSource, rows
 
 BATCHES = nasty_batches()
 
@@ -98,9 +98,9 @@ def test_what_shares_nothing_stays_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["shuffled", "references around the batch"])
 def test_products_of_few_entries_are_those_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, loss = BATCHES[name], ContrastiveLoss(negative_margin=0.3, tile_rows=3)
-    monkeypatch.setattr(sparse_gradient, "MAX_FRACTION", -1.0)
+    monkeypatch.setattr(rows, "MAX_FRACTION", -1.0)
     expected = value_and_gradients(loss, batch)
-    monkeypatch.setattr(sparse_gradient, "MAX_FRACTION", 1.0)
+    monkeypatch.setattr(rows, "MAX_FRACTION", 1.0)
     torch.testing.assert_close(value_and_gradients(loss, batch), expected, rtol=1e-12, atol=1e-14)
 
 

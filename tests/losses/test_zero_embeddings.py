@@ -31,8 +31,10 @@ def gradient(loss: Loss, first: Tensor, dtype: torch.dtype, autocast: torch.dtyp
 
 
 @pytest.mark.parametrize("name", EVERY_LOSS)
-def test_it_is_bounded(name: str) -> None:
+def test_it_is_bounded_and_not_zero(name: str) -> None:
+    """A network whose last layer is zero at first can be trained."""
     torch.manual_seed(0)
+    assert gradient(EVERY_LOSS[name](), torch.zeros(DIM), torch.float32).any()
     for dtype, autocast in (
         (torch.float32, None),
         (torch.float16, torch.float16),
@@ -42,13 +44,6 @@ def test_it_is_bounded(name: str) -> None:
         for length in (0.0, 1e-7):
             first = torch.full((DIM,), length)
             assert gradient(EVERY_LOSS[name](), first, dtype, autocast).norm() < BOUND, (dtype, length)
-
-
-@pytest.mark.parametrize("name", EVERY_LOSS)
-def test_it_is_not_zero(name: str) -> None:
-    """A network whose last layer is zero at first can be trained."""
-    torch.manual_seed(0)
-    assert gradient(EVERY_LOSS[name](), torch.zeros(DIM), torch.float32).any()
 
 
 def compiled_and_not(loss: Loss) -> list[Tensor]:
@@ -68,17 +63,17 @@ def test_it_is_the_same_compiled(name: str) -> None:
     assert compiled.norm() < BOUND
 
 
-@pytest.mark.parametrize("length", [1e12, 1e30, 3e38])
 @pytest.mark.parametrize("name", EVERY_LOSS)
-def test_very_long_embeddings_give_finite_values_and_gradients(name: str, length: float) -> None:
+def test_very_long_embeddings_give_finite_values_and_gradients(name: str) -> None:
     torch.manual_seed(0)
-    loss, x = EVERY_LOSS[name](), torch.randn(16, DIM).sign() * length
-    x.requires_grad_()
-    value = loss(x, LABELS)
-    value.backward()
-    assert x.grad is not None
-    for tensor in (value, x.grad, *(p.grad for p in loss.parameters() if p.grad is not None)):
-        assert tensor.isfinite().all()
+    for length in (1e12, 3e38):
+        loss, x = EVERY_LOSS[name](), torch.randn(16, DIM).sign() * length
+        x.requires_grad_()
+        value = loss(x, LABELS)
+        value.backward()
+        assert x.grad is not None
+        for tensor in (value, x.grad, *(p.grad for p in loss.parameters() if p.grad is not None)):
+            assert tensor.isfinite().all(), length
 
 
 def test_ordinary_embeddings_are_not_changed_by_the_limit_of_entries() -> None:

@@ -10,11 +10,18 @@ WATCHED = (
     *("faiss", "lightning", "matplotlib", "numba", "scipy", "sklearn", "tensorboard", "timm", "torch", "torchvision"),
     *("vicinal.evaluation", "vicinal.models.embedder", "vicinal.training"),
 )
+BUILD = (
+    "import numpy, pandas; from vicinal import Table; Index.build(numpy.eye(2), Table(pandas.DataFrame(index=[0, 1])))"
+)
 USES = (  # one after the other, with what is loaded by then
     ("import vicinal.retrieval", []),
     ("from vicinal.retrieval import ContextualReranking, PCAWhitening, refine, rerank, top_k", ["torch"]),
     ("from vicinal.retrieval import ReciprocalReranking", ["scipy", "torch"]),
-    ("from vicinal.retrieval import Index, search_images", ["faiss", "scipy", "torch"]),
+    ("from vicinal.retrieval import Index, RemoteIndex, search_images; RemoteIndex", ["scipy", "torch"]),
+    (
+        BUILD,
+        ["faiss", "scipy", "torch"],
+    ),
 )
 
 

@@ -130,7 +130,7 @@ def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: py
 
 
 def test_files_that_cannot_be_written_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.retrieval.index.index.MAX_PENDING_FRACTION", 0)
+    monkeypatch.setattr("vicinal.retrieval.index.shared_state.MAX_PENDING_FRACTION", 0)
     monkeypatch.setattr("vicinal.serving.store.folder_store.RETRY_SECONDS", 0.05)
     folder, failed = save_index(tmp_path), threading.Event()
 
@@ -170,7 +170,7 @@ def test_several_services_and_commands_write(tmp_path: Path) -> None:
             index.delete([0])
         assert add(second, 5) == 35
         for store in (first, second, reader):
-            wait_for(lambda store=store: store.index.next_id == 36)
+            wait_for(lambda store=store: store.index.state.current().next_id == 36)
             assert store.index.metadata.ids.tolist() == [*range(1, 36)]
 
 

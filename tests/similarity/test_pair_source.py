@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vicinal.losses import ContrastiveLoss, HistogramLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss
-from vicinal.similarity.normalize import _compiled, at_least_float32, normalize
+from vicinal.similarity.embeddings import _compiled, at_least_float32, normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.errors import InputError

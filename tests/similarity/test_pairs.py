@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vicinal.similarity.pairs import ClassColumns, ClassPairs, MaskedPairs, Pairs
+from vicinal.similarity.rows import ClassColumns, ClassPairs, MaskedPairs, Pairs
 
 
 class Case(NamedTuple):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from vicinal.mining import HardestMiner, MultiSimilarityMiner
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.pairs import MaskedPairs
-from vicinal.similarity.rows import Rows
+from vicinal.similarity.rows import MaskedPairs, Rows
 from vicinal.similarity.tiles import default_tile_rows, sum_over_rows
 from vicinal.utils.errors import InputError
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from tests.training.runs import Infinite, copied, scripted_validation, trainer, weights
 from vicinal.data import Table
@@ -23,8 +24,10 @@ from vicinal.utils.errors import NonFiniteLossError
 from vicinal.utils.run_folder import RunFolder
 
 
+@pytest.mark.usefixtures("drawn_curves")
 def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path) -> None:
     run = train(Recipe.load(overrides=small), tmp_path / "run")
+    assert Image.open(run.curves).width > 500
     assert {path.name for path in run.path.iterdir()} == {
         "recipe.yaml", "table.parquet", "log.csv", "metrics.csv", "curves.png", "tensorboard", "last.pt", "best.pt",
         "model", "training.json", ".lock",

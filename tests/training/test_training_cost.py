@@ -15,8 +15,7 @@ from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import TrainingCost
+from vicinal.utils.run_folder import RunFolder, TrainingCost
 
 
 @pytest.fixture

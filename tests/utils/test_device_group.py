@@ -60,7 +60,6 @@ def _process(rank: int, port: int, folder: Path) -> None:
             "logsumexp": distributed.all_reduce_logsumexp(own[:1]),
             "gathered": distributed.all_gather(own[None]),
             "flags": [
-                *(distributed.any_process(flag) for flag in (rank == 1, False)),
                 *(distributed.all_equal(torch.tensor([each])) for each in (rank, 5)),
             ],
             "object": distributed.broadcast_object({"rank": rank}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from vicinal.utils.ieee_products import ieee_products
+from vicinal.utils.devices import ieee_products
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CUDA, MKLDNN = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul

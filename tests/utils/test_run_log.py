@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_log import read_log
+from vicinal.utils.run_folder import read_log
 
 
 def test_a_log_that_a_killed_process_left_is_read(tmp_path: Path) -> None:

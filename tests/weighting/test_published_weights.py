@@ -23,7 +23,7 @@ from vicinal.losses import (
     TripletLoss,
 )
 from vicinal.similarity import PairSource
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.weighting import pair_weights
 
 # The papers' formulas of the weights, each written for one pair.

@@ -40,7 +40,7 @@ from vicinal.losses import (
 )
 from vicinal.mining import Miner, MultiSimilarityMiner
 from vicinal.similarity import PairSource
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.rows import Rows
 from vicinal.training import Recipe
 from vicinal.utils.errors import InputError

@@ -36,7 +36,7 @@ from vicinal.losses import (
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner, SemiHardMiner
 from vicinal.similarity import PairSource
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.utils.errors import InputError
 from vicinal.weighting import (
     LossWeights,

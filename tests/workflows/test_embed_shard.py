@@ -26,7 +26,7 @@ from vicinal.data.embedding_files import read_own_images
 from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
-from vicinal.utils.locks import hold_lock
+from vicinal.utils.files import hold_lock
 from vicinal.workflows import EmbeddingReader, embed_shard
 from vicinal.workflows.shards import LOCK
 

@@ -20,7 +20,7 @@ from vicinal.cli.main import main
 from vicinal.data import ImageDataset, Table, load_embeddings
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, embedder
-from vicinal.utils.run_log import TrainingCost
+from vicinal.utils.run_folder import TrainingCost
 from vicinal.workflows import model_options
 from vicinal.workflows.model_costs import kind_of_training, timed
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import ExifTags, Image
 
 from vicinal.data import Table
-from vicinal.data.dataset import with_groups
+from vicinal.data.groups import with_groups
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
@@ -40,6 +43,19 @@ def test_series_are_told_and_a_pattern_of_names_gives_groups(capsys: pytest.Capt
     warn_of_series("photos", EmbeddedTable(embedded.vectors, grouped, ""))
     warn_of_series("photos", photos(9.0))  # whose first matches are any of the class
     assert capsys.readouterr().err == ""
+
+
+def test_groups_by_the_times_of_photos(tmp_path: Path) -> None:
+    for number, minute in enumerate(("00", "09", "18", "40", None)):
+        exif = Image.Exif()
+        if minute is not None:
+            exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = f"2024:05:01 10:{minute}:00"
+        Image.new("RGB", (2, 2)).save(tmp_path / f"{number}.jpg", exif=exif)
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.jpg") for number in (3, 1, 0, 2, 4)]}))
+    assert with_groups(table, None, minutes=10).frame["group"].tolist() == [1, 0, 0, 0, -1]
+    for minutes, rows, message in ((0, 4, "must be positive"), (5, [4], "no image says when it was taken")):
+        with pytest.raises(InputError, match=message):
+            with_groups(table.take(np.atleast_1d(rows)), None, minutes)
 
 
 def test_patterns_that_give_no_groups() -> None:

@@ -12,6 +12,7 @@ from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, du
 from vicinal.analysis.mislabeled import confident_label_errors
 from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
 from vicinal.analysis.outliers import MIN_FACTOR, ImageFacts, class_sizes, outliers
+from vicinal.data.images.capture_time import capture_time
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import Array, check_rows
 from vicinal.utils.arguments import check_positive_integer
@@ -35,7 +36,8 @@ class Findings:
         table: the images.
         broken: images that cannot be read: `row`, `error`.
         exact_duplicates: as of :func:`exact_duplicates`.
-        near_duplicates: as of :func:`duplicate_groups`, without groups of equal files alone.
+        near_duplicates: as of :func:`duplicate_groups`, without groups of equal files alone; with `is_burst`, whether
+            the images of the group were taken at different times, as their EXIF data say: no copies, but a series.
         label_errors: as of :func:`confident_label_errors`; empty without labels.
         outliers: as of :func:`outliers`.
         uninformative: as of :class:`ImageFacts`.
@@ -183,7 +185,7 @@ def find_problems(
         table=table,
         broken=empty.assign(error="") if facts is None else facts.broken,
         exact_duplicates=exact,
-        near_duplicates=_not_exact_alone(_in_table(near, rows), exact, len(table)),
+        near_duplicates=_with_bursts(_not_exact_alone(_in_table(near, rows), exact, len(table)), table),
         label_errors=_in_table(_label_errors(neighbors), rows),
         outliers=_in_table(outliers(neighbors, min_outlier_factor), rows),
         uninformative=empty.assign(entropy=0.0) if facts is None else facts.uninformative,
@@ -212,6 +214,14 @@ def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> 
     return kept.assign(group=pd.factorize(kept["group"])[0])
 
 
+def _with_bursts(near: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """The groups with a column `is_burst`."""
+    times = pd.Series(
+        [capture_time(table.paths[row]) if table.has("path") else None for row in near["row"]], dtype=float
+    )
+    return near.assign(is_burst=times.groupby(near["group"].to_numpy()).transform("nunique") > 1)
+
+
 def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     if neighbors.table.has("label") and neighbors.with_positives().queries.size:
         return confident_label_errors(neighbors)
@@ -230,7 +240,9 @@ def _duplicates_part(frame: pd.DataFrame, finding: str, suggestion: str) -> pd.D
     """Groups of duplicates; all but the first image of a group of one label may be dropped."""
     part = _part(frame, finding, "similarity")
     can_drop = frame.duplicated("group") & ~frame["is_contradiction"]
-    words = {"is_leak": "in several splits", "is_contradiction": "with different labels"}
+    words = {"is_leak": "in several splits", "is_contradiction": "with different labels",
+             "is_burst": "taken at different times"}  # fmt: skip
+    frame = frame.assign(is_burst=frame.get("is_burst", False))
     message = [
         ", ".join(words[name] for name in words if flags[name]) for flags in frame[list(words)].to_dict("records")
     ]

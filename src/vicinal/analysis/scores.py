@@ -7,8 +7,7 @@ import pandas as pd
 
 from vicinal.analysis.neighbors import QueryNeighbors, check_evaluation
 from vicinal.data.table import Table
-from vicinal.evaluation.breakdown import metrics_by
-from vicinal.evaluation.result import Evaluation
+from vicinal.evaluation.result import Evaluation, metrics_by
 
 
 def query_metric(evaluation: Evaluation) -> str:

@@ -11,6 +11,7 @@ from vicinal.cli.inputs import (
     IMAGES,
     SOURCE,
     add_embedding,
+    add_groups,
     add_json,
     check_embedding,
     check_index,
@@ -39,9 +40,7 @@ def add_calibrate(parser: Parser) -> None:
                         "about the same size")  # fmt: skip
     parser.add_argument("--strangers", metavar="SOURCE", help="images of what is none of the things to be known, "
                         "such as pictures of other shops, without labels; no more of them are accepted")  # fmt: skip
-    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
-                        "names: images with the same text in the parentheses of this regular expression, such as "
-                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
+    add_groups(parser)
     parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
                         "searches then say match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
@@ -56,7 +55,7 @@ def calibrate(arguments: Arguments) -> None:
 
     settings = read_settings(CalibrationSettings, arguments)
     _check(arguments)
-    from vicinal.data.dataset import with_groups
+    from vicinal.data.groups import with_groups
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, model_folder
     from vicinal.workflows.series import warn_of_series
@@ -68,8 +67,7 @@ def calibrate(arguments: Arguments) -> None:
     reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
     embedded = reader.embed(source, arguments.split)
     require_labels(source, embedded.table, "a calibration")
-    if arguments.group_pattern is not None:
-        embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern))
+    embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern, arguments.group_minutes))
     warn_of_series(source, embedded)
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
     strangers = None if arguments.strangers is None else _gallery(arguments.strangers, reader, model or source)

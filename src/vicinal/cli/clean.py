@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
-from vicinal.cli.inputs import SOURCE, add_embedding, add_json, check_embedding, check_source, read_embedding
+from vicinal.cli.inputs import (
+    SOURCE,
+    add_embedding,
+    add_json,
+    check_embedding,
+    check_files,
+    check_source,
+    read_embedding,
+)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -21,12 +29,15 @@ def add_clean(parser: Parser) -> None:
     parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
     parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
                         "columns for decisions")  # fmt: skip
+    parser.add_argument("--decisions", metavar="FILE", help="decisions.csv of an earlier page, with which the new "
+                        "page begins")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
     add_json(parser)
     add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
     add_embedding(parser)
     parser.show_first(
-        "out", "csv", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where", "engine",
+        "out", "csv", "decisions", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where",
+        "engine",
     )  # fmt: skip
 
 
@@ -38,6 +49,7 @@ def clean(arguments: Arguments) -> None:
     _check_files_to_write(arguments)
     settings = read_settings(CleanSettings, arguments)
     check_embedding(arguments)
+    check_files(arguments.decisions)
     from pathlib import Path
 
     from vicinal.report.page.cleaning import write_cleaning_page
@@ -50,7 +62,7 @@ def clean(arguments: Arguments) -> None:
         log(f"wrote {arguments.csv}")
     title = arguments.title or Path(arguments.source).resolve().name or arguments.source
     folder = images_folder(reader, arguments.source, arguments.split)
-    write_cleaning_page(arguments.out, findings, title=title, folder=folder)
+    write_cleaning_page(arguments.out, findings, title=title, folder=folder, decisions=arguments.decisions)
     counts = findings.counts
     if arguments.json:
         print_result({"images": len(findings.table), "findings": counts, "page": str(arguments.out)})

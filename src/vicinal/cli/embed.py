@@ -127,7 +127,7 @@ def _embed_shard(arguments: Arguments) -> None:
         from vicinal.workflows.ray_job import check_reachable
 
         check_reachable(arguments.ray)
-    from vicinal.utils.wording import counted
+    from vicinal.utils.console import counted
     from vicinal.workflows.shards import PART_SIZE
 
     reader, (shard, num_shards) = read_embedding(arguments), arguments.shard or (1, 1)
@@ -150,7 +150,7 @@ def _merge(arguments: Arguments) -> None:
     folder = arguments.merge or arguments.verify
     check_files(folder)
     from vicinal.data import merge_shards, verify_shards
-    from vicinal.utils.wording import counted, listed
+    from vicinal.utils.console import counted, listed
 
     shards = verify_shards(folder) if arguments.merge is None else merge_shards(folder, arguments.out)
     text = f"{counted(len(shards.manifests), 'shard')}, {counted(shards.num_parts, 'part')}, "

@@ -13,6 +13,7 @@ from vicinal.cli.inputs import (
     IMAGES,
     SOURCE,
     add_embedding,
+    add_groups,
     add_json,
     add_refiner,
     check_embedding,
@@ -52,9 +53,7 @@ def add_evaluate(parser: Parser) -> None:
         help="bootstrap confidence intervals: resample classes (what --intervals alone means), which tells how the "
         "model performs on other classes, or queries. --compare always has them",
     )  # fmt: skip
-    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
-                        "names: images with the same text in the parentheses of this regular expression, such as "
-                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
+    add_groups(parser)
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
     parser.add_argument("--pairs", metavar="FILE", help="instead: tell which listed pairs are of one class. A .csv "
@@ -73,8 +72,8 @@ def add_evaluate(parser: Parser) -> None:
     add_json(printed)
     printed.add_argument("--csv", action="store_true", help="print the table of results as CSV, values from 0 to 1")
     parser.show_first(
-        "images", "model", "split", "compare", "intervals", "group_pattern", "group_by", "recall_at", "metrics",
-        "rerank", "per_query", "json", "csv",
+        "images", "model", "split", "compare", "intervals", "group_pattern", "group_minutes", "group_by", "recall_at",
+        "metrics", "rerank", "per_query", "json", "csv",
     )  # fmt: skip
 
 
@@ -90,6 +89,7 @@ def add_report(parser: Parser) -> None:
     add_settings(parser, EvaluationSettings, skip=("intervals", "root", "group_by", "clusters", "protocol"))
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
                         help="what is resampled for confidence intervals (default: classes)")  # fmt: skip
+    add_groups(parser)
     add_embedding(parser)
 
 
@@ -118,7 +118,6 @@ def evaluate(arguments: Arguments) -> None:
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
-    from vicinal.data.dataset import with_groups
     from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
     from vicinal.workflows.series import warn_of_series
 
@@ -127,8 +126,6 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
             require_labels(name, embedded.table, "evaluation")
-        if arguments.group_pattern is not None:
-            sources[name] = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern))
     if is_main_process():
         name = next(iter(sources))
         warn_of_series(name, sources[name])
@@ -279,6 +276,7 @@ def _check_division(arguments: Arguments) -> None:
 
 def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
+    from vicinal.data.groups import with_groups
     from vicinal.workflows.embedding_reader import embed_several
     from vicinal.workflows.source import Source
 
@@ -294,6 +292,8 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
         _log_warnings(name, embedded.table)
+        table = with_groups(embedded.table, arguments.group_pattern, arguments.group_minutes)
+        sources[name] = replace(embedded, table=table)
     return sources
 
 

@@ -13,10 +13,10 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import docstring_parser
 import yaml
 
 from vicinal.utils.console import is_main_process, printable
+from vicinal.utils.docstrings import argument_texts
 
 Settings = TypeVar("Settings")
 Arguments = argparse.Namespace
@@ -175,10 +175,10 @@ def add_settings(flags: Flags, settings: type, skip: Collection[str] = (), prefi
         prefix: the beginning of the flags' names, such as `noise.`.
     """
     types = get_type_hints(settings)
-    texts = {each.arg_name: each.description for each in docstring_parser.parse(settings.__doc__ or "").params}
+    texts = argument_texts(settings)
     for field in fields(settings):
         if field.name not in skip:
-            text = _help_text(texts[field.name] or "", field)
+            text = _help_text(texts[field.name], field)
             flags.add_argument(
                 f"--{prefix}{field.name}", default=argparse.SUPPRESS, help=text, **_reading(types[field.name])
             )
@@ -209,12 +209,10 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 
 def _read_yaml(kind: Any, text: str) -> Any:
-    from vicinal.training.recipes.recipe_schema import Setting
+    from vicinal.training.recipes.recipe_values import Setting, read_value
 
-    with suppress(yaml.YAMLError):
-        value = yaml.safe_load(text)
-        if Setting(kind).accepts(value):
-            return value
+    with suppress(yaml.YAMLError, ValueError):
+        return read_value(kind, yaml.safe_load(text))
     raise argparse.ArgumentTypeError(f"{text} must be {Setting(kind)}")
 
 

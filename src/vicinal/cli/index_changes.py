@@ -36,7 +36,7 @@ def build_index(arguments: Arguments) -> None:
 
 def _is_built_in_batches(arguments: Arguments) -> bool:
     """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
-    from vicinal.retrieval.index.engines.rescoring import DEFAULT_RESCORE
+    from vicinal.retrieval.index.kinds import DEFAULT_RESCORE
 
     is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not is_url(arguments.index)
     return is_plain and not _is_of_images(arguments.source)

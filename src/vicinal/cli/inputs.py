@@ -95,6 +95,20 @@ def add_json(flags: Flags) -> None:
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+def add_groups(parser: Parser) -> None:
+    """Add the flags about images that do not find each other."""
+    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
+                        "names: images with the same text in the parentheses of this regular expression, such as "
+                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
+    parser.add_argument(
+        "--group_minutes",
+        type=float,
+        metavar="MINUTES",
+        help="the same by time: photos that were "
+        "taken at most so long after another one, as their EXIF data say, do not find it",
+    )
+
+
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
     from vicinal.workflows.settings import EmbeddingOptions

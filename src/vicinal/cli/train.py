@@ -16,44 +16,44 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from vicinal.training.recipes.base_recipe import AnyRecipe
+    from vicinal.training.recipes.base_recipe import AnyRecipe, BaseRecipe
+    from vicinal.training.recipes.recipe_values import Schema
 
 
 COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
-MODELS = {"model": ("models/embedder.py", "Embedder"), "refiner": ("models/refiner.py", "ContextRefiner")}
+EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "models/refiner.py", "ContextRefiner")
 
 
 class Help(NamedTuple):
-    """What `--help` shows beside the flags: the settings that matter most, each with its default, and examples."""
+    """What `--help` shows beside the flags: texts of the settings that matter most, and examples.
 
-    settings: dict[str, tuple[str, str]]
+    A text without a default is followed by that of the setting.
+    """
+
+    settings: dict[str, str]
     examples: tuple[str, ...]
 
 
-LOSS = ("NTXentLoss", "a class of vicinal.losses; its arguments are --loss.margin and the like")
+LOSS = "a class of vicinal.losses; its arguments are --loss.margin and the like"
 METRIC = "decides which weights are best, on classes that are not trained on"
 
-# Recipes need torch, so help does not read the defaults from them; a test compares the two.
 TRAIN_HELP = Help(
     {
-        "data.source": ("", "folder with one folder of images per class, .csv or .parquet table, or benchmark"),
-        "data.fractions": ("", "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'"),
-        "model.backbone": (
-            "",
-            "model of timm, or published weights (default: resnet50; without GPU mobilenetv4_conv_small)",
-        ),
-        "model.pretrained": ("true", "start from pretrained weights"),
-        "model.dim": ("512", "dimension of the embeddings"),
-        "transform.size": ("224", "side of the images in pixels; the default depends on the backbone"),
+        "data.source": "folder with one folder of images per class, .csv or .parquet table, or benchmark",
+        "data.fractions": "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'",
+        "model.backbone": "model of timm, or published weights (default: {}; without GPU mobilenetv4_conv_small)",
+        "model.pretrained": "start from pretrained weights",
+        "model.dim": "dimension of the embeddings",
+        "transform.size": "side of the images in pixels; the default depends on the backbone",
         "loss": LOSS,
-        "batch_size": ("", "images per batch (default: 128, or fewer to suit the data)"),
-        "samples_per_class": ("", "images per class in a batch; 0 draws images at random (default: 4, or fewer)"),
-        "epochs": ("", "passes over the training images (default: 4, or as many as take 60 steps)"),
-        "optimizer.lr": ("0.0002", "learning rate"),
-        "validation.metric": ("mAP@R", METRIC),
-        "validation.patience": ("10", "evaluations without a new best score after which training stops; null: none"),
-        "precision": ("auto", "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)"),
-        "devices": ("", "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)"),
+        "batch_size": "images per batch (default: 128, or fewer to suit the data)",
+        "samples_per_class": "images per class in a batch; 0 draws images at random (default: 4, or fewer)",
+        "epochs": "passes over the training images (default: 4, or as many as take 60 steps)",
+        "optimizer.lr": "learning rate",
+        "validation.metric": METRIC,
+        "validation.patience": "evaluations without a new best score after which training stops; null: none",
+        "precision": "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)",
+        "devices": "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)",
     },
     (
         "vicinal train --data.source photos/ --out run",
@@ -62,22 +62,22 @@ TRAIN_HELP = Help(
 )
 REFINE_HELP = Help(
     {
-        "embeddings": ("", "file of embeddings of labeled images, as `vicinal embed` writes it"),
-        "labels": ("", "with embeddings: file of their labels (default: those in the file or beside it)"),
-        "run": ("", "instead of embeddings: folder of a training run, whose images are embedded"),
-        "devices": ("", "with run: number of GPUs or processes that embed its images (default: 1)"),
-        "val_fraction": ("0.2", "fraction of the classes for validation, if there is no split val"),
-        "embedder_fraction": ("0.0", "with run: fraction of the classes on which a new embedder is trained"),
-        "refiner.depth": ("8", "number of blocks"),
-        "refiner.num_heads": ("1", "number of attention heads"),
-        "refiner.neighbors": ("8", "number of neighbors that an embedding attends to"),
-        "augmentation.noise": ("", "norm of the noise added to training embeddings (default: chosen by the split val)"),
-        "loss": ("SmoothAPLoss", LOSS[1]),
-        "batch_size": ("", "embeddings per batch (default: 128, or fewer to suit the data)"),
-        "epochs": ("15", "passes over the training embeddings"),
-        "optimizer.lr": ("0.0001", "learning rate"),
-        "keep": ("best", "best, and none that does not help; or last, whatever it brings"),
-        "validation.metric": ("mAP@R", METRIC),
+        "embeddings": "file of embeddings of labeled images, as `vicinal embed` writes it",
+        "labels": "with embeddings: file of their labels (default: those in the file or beside it)",
+        "run": "instead of embeddings: folder of a training run, whose images are embedded",
+        "devices": "with run: number of GPUs or processes that embed its images (default: 1)",
+        "val_fraction": "fraction of the classes for validation, if there is no split val",
+        "embedder_fraction": "with run: fraction of the classes on which a new embedder is trained",
+        "refiner.depth": "number of blocks",
+        "refiner.num_heads": "number of attention heads",
+        "refiner.neighbors": "number of neighbors that an embedding attends to",
+        "augmentation.noise": "norm of the noise added to training embeddings (default: chosen by the split val)",
+        "loss": LOSS,
+        "batch_size": "embeddings per batch (default: 128, or fewer to suit the data)",
+        "epochs": "passes over the training embeddings",
+        "optimizer.lr": "learning rate",
+        "keep": "best, and none that does not help; or last, whatever it brings",
+        "validation.metric": METRIC,
     },
     (
         "vicinal refine --embeddings embeddings.parquet --out refiner",
@@ -113,11 +113,9 @@ def add_recipe(parser: Parser) -> None:
 
 def train(arguments: Arguments) -> None:
     """Train an embedding model on labeled images; the run folder holds the model, its recipe and its logs."""
-    if _show_help(arguments, TRAIN_HELP, "Recipe"):
+    if _show_help(arguments):
         return
-    from vicinal.training.recipes.settings import TrainingSettings
-
-    given = _check_settings(arguments, TrainingSettings, "model")
+    given = _check_settings(arguments)
     data = given.get("data", {})
     _check_out(arguments)
     if not arguments.resume:  # a run keeps what it needs
@@ -156,11 +154,9 @@ def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
 
 def refine(arguments: Arguments) -> None:
     """Train a context refiner, which refines embeddings by their nearest neighbors, on finished embeddings."""
-    if _show_help(arguments, REFINE_HELP, "RefinerRecipe"):
+    if _show_help(arguments):
         return
-    from vicinal.training.recipes.refiner_settings import RefinerSettings
-
-    given = _check_settings(arguments, RefinerSettings, "refiner")
+    given = _check_settings(arguments)
     _check_out(arguments)
     if not arguments.resume:
         check_files(*map(given.get, ("embeddings", "labels", "run")))
@@ -179,63 +175,95 @@ def refine(arguments: Arguments) -> None:
     print_result(str(run.model))
 
 
-def _show_help(arguments: Arguments, shown: Help, recipe: str) -> bool:
+def _show_help(arguments: Arguments) -> bool:
     """Print the help or the recipes that the command line asks for, if any, and return whether it does."""
     if arguments.recipes is not None:
         print_result(find_recipes(arguments.recipes))
     elif arguments.help:
-        settings = arguments.parser.add_argument_group("settings that matter most")
-        for key, (default, text) in shown.settings.items():
-            settings.add_argument(f"--{key}", metavar="", help=f"{text} (default: {default})" if default else text)
-        examples = "".join(f"\n  {example}" for example in shown.examples)
-        arguments.parser.epilog = f"`{arguments.parser.prog} --help_all` shows all settings.\n\nexamples:{examples}"
-        print_result(arguments.parser.format_help().rstrip())
+        print_result(_short_help(arguments))
     elif arguments.help_all:
-        from vicinal import training
+        from vicinal.training.recipes.recipe_classes import loss_names
+        from vicinal.training.recipes.recipe_help import setting_groups, settings_help
 
-        print_result(f"{arguments.parser.format_help()}\n{getattr(training, recipe).help().rstrip()}")
+        settings = settings_help(setting_groups(_recipe_class(arguments).schema()))
+        print_result(f"{arguments.parser.format_help()}\n{settings}\nlosses: {', '.join(loss_names())}")
     elif any(word.partition("=")[0].endswith(".help") for word in arguments.rest):
-        _show_class_help(arguments, recipe)
+        print_result(_loss_help(arguments))
     else:
         return False
     return True
 
 
-def _show_class_help(arguments: Arguments, recipe: str) -> None:
-    """Print the arguments of a loss, for `--loss.help MarginLoss`, and exit."""
-    from vicinal import training
-    from vicinal.training.recipes.recipe_classes import OfferedClasses, import_path
+def _short_help(arguments: Arguments) -> str:
+    """The help with the settings that matter most, without the imports of a recipe."""
+    from vicinal.training.recipes.recipe_help import default_text
+    from vicinal.training.recipes.recipe_values import setting_of
+
+    shown, schema = REFINE_HELP if _is_refine(arguments) else TRAIN_HELP, _unimported_schema(arguments)
+    settings = arguments.parser.add_argument_group("settings that matter most")
+    for key, text in shown.settings.items():
+        default = default_text(setting_of(schema, key).default)
+        if "(default:" not in text and default != "null":
+            text = f"{text} (default: {{}})"
+        settings.add_argument(f"--{key}", metavar="", help=text.replace("{}", default))
+    examples = "".join(f"\n  {example}" for example in shown.examples)
+    arguments.parser.epilog = f"`{arguments.parser.prog} --help_all` shows all settings.\n\nexamples:{examples}"
+    return arguments.parser.format_help().rstrip()
+
+
+def _loss_help(arguments: Arguments) -> str:
+    """The arguments of a loss, for `--loss.help MarginLoss`."""
+    from vicinal.losses import Loss
+    from vicinal.training.recipes.recipe_classes import OfferedClasses
+    from vicinal.training.recipes.recipe_help import class_help
+    from vicinal.training.recipes.recipe_values import arguments_schema
 
     words = [part for word in arguments.rest for part in word.split("=", 1)]
     position = next(number for number, word in enumerate(words) if word.endswith(".help"))
     key, path = [*words, ""][position : position + 2]
-    kind, classes = getattr(training, recipe), OfferedClasses(arguments.allow_import)
-    base = kind.schema()["loss"].base_class
-    loss = classes.find(base, path)
+    _recipe_class(arguments)  # imports all losses
+    classes = OfferedClasses(arguments.allow_import)
+    loss = classes.find(Loss, path)
     if key != "--loss.help" or loss is None:
-        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(base)))}")
-    kind.parser().parse_args([f"--loss.help={import_path(loss)}"])
+        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(Loss)))}")
+    return class_help("loss", arguments_schema(loss)).rstrip()
 
 
-def _check_settings(arguments: Arguments, settings: type, model: str) -> dict[str, Any]:
+def _is_refine(arguments: Arguments) -> bool:
+    return arguments.verb.__name__ == "refine"
+
+
+def _recipe_class(arguments: Arguments) -> type[BaseRecipe]:
+    from vicinal.training import Recipe, RefinerRecipe
+
+    return RefinerRecipe if _is_refine(arguments) else Recipe
+
+
+def _unimported_schema(arguments: Arguments) -> Schema:
+    """The schema of the recipe without the imports of its model and losses."""
+    from vicinal.training.recipes.recipe_classes import unimported_schema
+
+    if _is_refine(arguments):
+        from vicinal.training.recipes.refiner_settings import DEFAULT_LOSS, RefinerSettings
+
+        return unimported_schema(RefinerSettings, DEFAULT_LOSS, *REFINER)
+    from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
+
+    return unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
+
+
+def _check_settings(arguments: Arguments) -> dict[str, Any]:
     """The settings that were given, nested; raises InputError for what is wrong, before anything slow is imported.
 
-    Args:
-        arguments: the flags, and in `rest` the path of the recipe and the settings.
-        settings: the dataclass of the recipe's settings.
-        model: the key of the model; the values of its settings are checked later, as the loss is.
+    The values of the settings of model and loss are checked later.
     """
     from vicinal.training.recipes.recipe_check import RecipeCheck
-    from vicinal.training.recipes.recipe_classes import constructor_arguments
     from vicinal.training.recipes.recipe_file import RecipeFile
-    from vicinal.training.recipes.recipe_schema import UNCHECKED, settings_schema
 
     path, overrides = recipe_and_overrides(arguments)
     file = None if path is None else RecipeFile.read(path)
-    model_schema = dict.fromkeys(constructor_arguments(*MODELS[model]), UNCHECKED)
-    schema = {**settings_schema(settings), model: model_schema, "loss": UNCHECKED}
-    check = RecipeCheck(schema, arguments.verb.__name__, file, overrides)
-    check.check()
+    check = RecipeCheck(_unimported_schema(arguments), arguments.verb.__name__, file, overrides)
+    check.read()
     check.check_loss_name()
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
@@ -254,7 +282,7 @@ def _check_out(arguments: Arguments) -> None:
 def recipe_and_overrides(arguments: Arguments) -> tuple[str | None, list[str]]:
     """The path of the recipe, None without one, and the settings on the command line."""
     words: list[str] = arguments.rest
-    if arguments.verb.__name__ != "refine":  # whose settings of columns are in no group
+    if not _is_refine(arguments):  # whose settings of columns are in no group
         words = [COLUMN_FLAG.sub("--data.", word) for word in words]
     return (None, words) if not words or words[0].startswith("-") else (words[0], words[1:])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result
 from vicinal.cli.inputs import add_json, check_files, check_source
-from vicinal.cli.train import RecipeHelpFormatter, recipe_and_overrides
+from vicinal.cli.train import EMBEDDER, RecipeHelpFormatter, recipe_and_overrides
 from vicinal.utils.errors import InputError, TrainingStoppedError
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, l
 
 
 def _check(study: StudyRecipe, arguments: Arguments) -> None:
-    from vicinal.training.recipes.recipe_schema import UNCHECKED, settings_schema
-    from vicinal.training.recipes.settings import TrainingSettings
+    from vicinal.training.recipes.recipe_classes import unimported_schema
+    from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
 
-    schema = {**settings_schema(TrainingSettings), "model": UNCHECKED, "loss": UNCHECKED}
+    schema = unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
     _check_flags(arguments, schema)
     check = study.check(schema, "train")  # whose help lists all settings
     check.check_loss_name()

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import BOX_COLUMNS
+from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 if TYPE_CHECKING:
     from PIL import Image

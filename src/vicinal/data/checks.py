@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
+from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory
-from vicinal.utils.wording import counted
 
 BLOCK_NUMBERS = 2**20  # that are checked at a time
 ROW_BYTES = 64  # that each row takes at least, where its embedding is not in memory: labels, checks and results
@@ -103,7 +103,7 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
 
 
 def _temporary_map(vectors: npt.NDArray[np.floating], source: str) -> Floats:
-    from vicinal.utils.temporary_maps import temporary_map  # imports torch
+    from vicinal.utils.memory import temporary_map  # imports torch
 
     return temporary_map(row_blocks(vectors), vectors.shape, source)
 

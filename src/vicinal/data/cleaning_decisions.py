@@ -55,7 +55,7 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
         ['owl', 'kiwi']
     """
     path = Path(decisions)
-    decided = _decided_rows(table, path)
+    decided = decided_rows(table, path)
     frame = table.frame.copy()
     dropped = [row for row, each in decided.items() if each.action == "drop"]
     relabeled = {row: each for row, each in decided.items() if each.action == "relabel"}
@@ -66,8 +66,17 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
     return Table(frame.drop(index=dropped))
 
 
-def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
-    """The decision about each row that there is one about."""
+def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict[int, Decision]:
+    """Read a file as :func:`apply_decisions` does; returns the decision by the row of each image that has one.
+
+    Args:
+        table: the images.
+        path: the file.
+        ignore_missing: leave out decisions about images that are not in the table.
+
+    Raises:
+        InputError: as :func:`apply_decisions`.
+    """
     frame = read_csv(path)
     for column in ("decision", "path" if table.has("path") else "row"):
         if (count := list(frame.columns).count(column)) != 1:
@@ -85,6 +94,8 @@ def _decided_rows(table: Table, path: Path) -> dict[int, Decision]:
     for line, image, row_text, action, label in zip(frame.index, images, rows, frame["decision"], labels, strict=True):
         where = f"{path}, line {line}"
         decision = _checked(Decision(action, label.strip() if action == "relabel" else "", where))
+        if ignore_missing and not find.knows(image):
+            continue
         row = find(image, row_text, where)
         if row in decided and decided[row][:2] != decision[:2]:
             raise InputError(
@@ -140,6 +151,10 @@ class _Finder:
         if row.isdecimal() and int(row) in candidates and len({self._keys[each] for each in candidates}) == 1:
             return int(row)
         raise InputError(f"{where}: {image} may be {len(candidates)} images of the table; give its whole path, and row")
+
+    def knows(self, image: str) -> bool:
+        """Whether an image is in the table."""
+        return self._keys is None or bool(self._candidates(os.path.expanduser(image)))
 
     def _candidates(self, image: str) -> list[int]:
         """The rows whose path, or path below the folder of all images, is that of the image, or else ends with it."""

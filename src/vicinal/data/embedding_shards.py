@@ -134,7 +134,7 @@ class EmbeddingShards:
                 yield part
 
         if mapped:
-            from vicinal.utils.temporary_maps import temporary_map  # imports torch
+            from vicinal.utils.memory import temporary_map  # imports torch
 
             vectors = temporary_map(blocks(), shape, str(self.folder))
             frames = frames or [read_frame(path) for path, _ in self.files()]  # where another process has read them

@@ -11,9 +11,8 @@ import pandas as pd
 
 from vicinal.data.columns import SPLIT_NAMES, check_utf8
 from vicinal.data.images.formats import HEIF_NEEDS, HEIF_SUFFIXES, IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_image_file
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 MAX_VISITS = 16  # of one folder, by links to it
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
-from vicinal.utils.console import track
+from vicinal.utils.console import counted, listed, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import file_digest
 from vicinal.utils.threads import thread_pool
-from vicinal.utils.wording import counted, listed
 
 MISSING = "no such file"  # how errors about missing files end
 

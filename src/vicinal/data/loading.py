@@ -9,6 +9,7 @@ from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.containers import list_container, split_container
 from vicinal.data.containers.listing import ListedImages
 from vicinal.data.table import Table
+from vicinal.data.table_files import DIGEST_KEY, frame_digest
 from vicinal.utils.errors import InputError, no_such_source
 
 
@@ -75,3 +76,25 @@ def list_images(
     if holds_images(path, path_column):
         return list_parquet_images(path, root, path_column, label_column)
     return ListedImages(Table.from_parquet(path, root, path_column, label_column))
+
+
+def load_run_table(path: str | Path) -> Table:
+    """Read the table of a run, which must be as the run wrote it: its rows stand for those of the run's model.
+
+    Raises:
+        InputError: It cannot be read, or its rows, their order or their values were changed.
+
+    Example:
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Table(pd.DataFrame({"label": ["cat", "dog"]})).save(f"{folder}/table.parquet")
+        ...     len(load_run_table(f"{folder}/table.parquet"))
+        2
+    """
+    from vicinal.data.parquet_files import read_metadata  # imports pyarrow
+
+    table = Table.from_parquet(path, path_column=None, label_column=None)
+    if read_metadata(Path(path), DIGEST_KEY) != frame_digest(table.frame):
+        raise InputError(f"{path}: is not as the run wrote it; restore the file, or train again")
+    return table

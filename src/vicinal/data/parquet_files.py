@@ -103,7 +103,7 @@ def map_embedding_column(path: Path) -> Floats:
     Raises:
         InputError: As of :func:`read_embedding_column`, or there is not enough space for the file.
     """
-    from vicinal.utils.temporary_maps import temporary_map  # imports torch
+    from vicinal.utils.memory import temporary_map  # imports torch
 
     with open_parquet(path, **STREAMED) as file:
         rows = file.metadata.num_rows

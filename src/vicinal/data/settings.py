@@ -75,6 +75,8 @@ class DataSettings:
         label_column: name of the table's column with the labels.
         group_pattern: a regular expression by which the file names tell groups, such as series of photos: images with
             the same text in its parentheses are one group, and do not find each other in evaluation.
+        group_minutes: images that were taken at most so many minutes after another one, as their EXIF data say, are one
+            group with it; in place of `group_pattern`.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
             splits of the source, or else the fractions of this example. A test split of the source stays as it is, and
             the classes of its train and val are divided, such as {train: 0.5, val: 0.5}. Of three classes or fewer all
@@ -107,6 +109,7 @@ class DataSettings:
     path_column: str = "path"
     label_column: str = "label"
     group_pattern: str | None = None
+    group_minutes: float | None = None
     fractions: dict[str, float] | None = None
     classes: dict[str, list[str | int]] | None = None
     val_images: float = 0.0

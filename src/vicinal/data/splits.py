@@ -13,9 +13,8 @@ import pandas as pd
 
 from vicinal.data.columns import SPLITS, validate_frame
 from vicinal.utils.arrays import Booleans, Integers
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 Name = TypeVar("Name")
 Order = Literal["random", "in_order"]

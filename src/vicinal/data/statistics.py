@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import SPLITS, is_coarse_column
-from vicinal.utils.wording import aligned
+from vicinal.utils.console import aligned
 
 if TYPE_CHECKING:
     from vicinal.data.table import Table

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from io import StringIO
@@ -12,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.data.columns import is_label_column
+from vicinal.data.columns import BOX_COLUMNS, is_known_column, is_label_column
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
 TABLE_SUFFIX = ".table.csv"  # of the table beside embeddings; .csv may be a file of the user's own
+DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
 BLOCK_ROWS = 2**16  # that are objects of Python at a time
 CSV_ERRORS = {
@@ -114,7 +117,7 @@ def _convert_integers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write the frame atomically to a .csv or .parquet file.
+    """Write the frame atomically to a .csv or .parquet file; the latter holds :func:`frame_digest` too.
 
     Raises:
         InputError: The name ends otherwise, or Parquet cannot hold a column.
@@ -124,8 +127,17 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         text = frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         write_bytes(path, text.encode())
     elif path.suffix.lower() == ".parquet":
-        from vicinal.data.parquet_files import to_arrow, write_arrow  # imports pyarrow
+        from vicinal.data.parquet_files import to_arrow, with_metadata, write_arrow  # imports pyarrow
 
-        write_arrow(path, to_arrow(path, frame))
+        write_arrow(path, with_metadata(to_arrow(path, frame), DIGEST_KEY, frame_digest(frame)))
     else:
         raise InputError(f"{path}: a table is written to a file ending in .csv or .parquet")
+
+
+def frame_digest(frame: pd.DataFrame) -> str:
+    """Identifies the rows of a table, in their order, by the columns that have a meaning."""
+    boxes = BOX_COLUMNS if set(BOX_COLUMNS) <= set(frame) else ()
+    names = sorted(column for column in map(str, frame.columns) if is_known_column(column) or column in boxes)
+    columns = {column: frame[column].tolist() for column in names}
+    # A column of integers with missing values holds pandas.NA, which JSON does not know.
+    return hashlib.sha256(json.dumps([len(frame), columns], default=str).encode()).hexdigest()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vicinal.utils.lazy import lazy_imports
+from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.evaluation.arrays import evaluate_arrays
-    from vicinal.evaluation.averaging import average_runs, summarize_runs
-    from vicinal.evaluation.bootstrap import confidence_intervals
-    from vicinal.evaluation.breakdown import metrics_by
-    from vicinal.evaluation.calibration import calibrate
+    from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_vehicle_id
+    from vicinal.evaluation.bootstrap import confidence_intervals, paired_differences
+    from vicinal.evaluation.calibration import calibrate, operating_points
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
-    from vicinal.evaluation.comparison import compare_models, compare_reranking, tabulate
-    from vicinal.evaluation.listed_positives import evaluate_listed_positives
+    from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
     from vicinal.evaluation.met import evaluate_met
-    from vicinal.evaluation.metrics import metric_by_name
+    from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
     from vicinal.evaluation.open_set import (
         OpenSetScores,
@@ -26,17 +24,13 @@ if TYPE_CHECKING:
         open_set_scores,
         stranger_scores,
     )
-    from vicinal.evaluation.operating_points import operating_points
-    from vicinal.evaluation.paired import paired_differences
     from vicinal.evaluation.protocol import coarse_columns, count_noisy_labels, evaluate, query_gallery_rows
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
-    from vicinal.evaluation.ranks import Ranks
     from vicinal.evaluation.relevance import Relevance
     from vicinal.evaluation.resampling import Resampling, count_query_classes
-    from vicinal.evaluation.result import Evaluation
+    from vicinal.evaluation.result import Evaluation, metrics_by
     from vicinal.evaluation.results_table import ResultsTable
     from vicinal.evaluation.revisited import evaluate_revisited, evaluate_revisited_table, merge_difficulties
-    from vicinal.evaluation.vehicle_id import evaluate_vehicle_id
     from vicinal.evaluation.verification import PairsEvaluation, evaluate_pairs, verification_rates
 
 __all__ = [

@@ -10,10 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from vicinal.evaluation.metrics import metrics_by_name
-from vicinal.evaluation.protocol import OTHER_GROUPS, QUERY_GALLERY
+from vicinal.evaluation.protocol import FINE, OTHER_GROUPS, QUERY_GALLERY, score_queries
 from vicinal.evaluation.relevance import Relevance
 from vicinal.evaluation.result import Evaluation
-from vicinal.evaluation.scoring import FINE, score_queries
 from vicinal.retrieval.exclusions import check_exclude_self
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import Reranking

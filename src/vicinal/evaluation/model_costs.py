@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from vicinal.utils.console import duration
-from vicinal.utils.wording import aligned
+from vicinal.utils.console import aligned, duration
 
 Kind = Literal[
     "zero-shot", "frozen", "lora", "last_blocks", "biases_norms", "full", "model", "embeddings", "index"

@@ -25,7 +25,6 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.evaluation.auroc import auroc
 from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
 from vicinal.evaluation.relevance import Relevance, class_group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
@@ -228,3 +227,19 @@ def identification_curve(scores: OpenSetScores) -> pd.DataFrame:
 def _check_known(scores: OpenSetScores) -> None:
     if not len(scores.known):
         raise InputError("no query has another image of its class in the gallery; use classes of two images or more")
+
+
+def auroc(positives: Floats, negatives: Floats) -> float:
+    """The probability that a positive scores higher than a negative, ties counting half (Mann-Whitney).
+
+    Args:
+        positives: float32 [p], at least one score.
+        negatives: float32 [n], at least one score.
+
+    Example:
+        >>> auroc(np.array([0.5, 1.0], np.float32), np.array([0.0, 0.5], np.float32))
+        0.875
+    """
+    ordered = np.sort(negatives)
+    below = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")
+    return float(below.sum(dtype=np.float64) / (2 * len(positives) * len(negatives)))

@@ -15,16 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.counting.counter import MASKED, Counter
-from vicinal.evaluation.counting.device_counter import DeviceCounter
-from vicinal.evaluation.counting.positives import Division, Positives, TotalCounts, increment_function, ranked_positives
-from vicinal.evaluation.ranks import Ranks
+from vicinal.evaluation.counting.counter import Counter, DeviceCounter
+from vicinal.evaluation.counting.positives import (
+    MASKED,
+    Division,
+    Positives,
+    TotalCounts,
+    increment_function,
+    ranked_positives,
+)
+from vicinal.evaluation.metrics import Ranks
 from vicinal.evaluation.relevance import Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim
 from vicinal.utils.arrays import Integers, chunk_ranges
 from vicinal.utils.console import track
-from vicinal.utils.kernels import tile_elements
+from vicinal.utils.devices import tile_elements
 
 MAX_RANKS = 2**17  # yielded at once; metrics then stay in the cache
 MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,8 +10,39 @@ from vicinal.data.table import Table
 from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
 
-if TYPE_CHECKING:
-    from vicinal.evaluation.counting.kernels import ExcludedPairs
+
+class LabelPairs(NamedTuple):
+    """Some queries, each with all gallery rows that have its label, which are its pairs.
+
+    Attributes:
+        queries: int64 [some], ordered by label.
+        gallery: int64 [others], the gallery rows with their labels, label by label.
+        offsets: int64 [some], where the rows with the label of each query begin in `gallery`.
+        starts: int64 [some + 1], where the pairs of each query begin, if all are numbered one query after the other.
+    """
+
+    queries: Integers
+    gallery: Integers
+    offsets: Integers
+    starts: Integers
+
+
+class ExcludedPairs(NamedTuple):
+    """What is excluded from the rankings of queries: themselves, and positives of the same group.
+
+    Attributes:
+        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none.
+        query_groups: int64 [q], -1 for no group.
+        gallery_groups: int64 [g].
+        query_labels: int64 [q], the labels that define the positives which groups exclude; -1 for no positives.
+        gallery_labels: int64 [g].
+    """
+
+    exclude_self: Integers
+    query_groups: Integers
+    gallery_groups: Integers
+    query_labels: Integers
+    gallery_labels: Integers
 
 
 class Relevance:
@@ -114,8 +145,6 @@ class Relevance:
     @property
     def _excluded_pairs(self) -> ExcludedPairs:
         """What :meth:`is_excluded` reads, for compiled kernels."""
-        from vicinal.evaluation.counting.kernels import ExcludedPairs  # imports numba
-
         of = self._exclusions
         return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)
 

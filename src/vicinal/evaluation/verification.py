@@ -19,8 +19,7 @@ import pandas as pd
 import torch
 
 from vicinal.data.table import Table
-from vicinal.evaluation.auroc import auroc
-from vicinal.evaluation.open_set import same_image_or_group
+from vicinal.evaluation.open_set import auroc, same_image_or_group
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.thresholds import check_rate, just_above, num_allowed, threshold_at
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, ScoreBuffer, UnitVectors, check_rows

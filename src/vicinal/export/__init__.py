@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from vicinal.utils.lazy import lazy_imports
+from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
     from vicinal.export.exporter import export_model
-    from vicinal.export.onnx_embedder import OnnxEmbedder
-    from vicinal.export.openvino import OpenVinoEmbedder
+    from vicinal.export.onnx_embedder import OnnxEmbedder, OpenVinoEmbedder
     from vicinal.export.parity import Differences, ParityReport
     from vicinal.export.settings import ExportSettings
 else:

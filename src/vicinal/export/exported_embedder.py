@@ -1,18 +1,22 @@
-"""An exported model in the place of an embedder: it embeds tables and datasets as they are read for any model."""
+"""Embedding images by an exported model in the place of an embedder, and the choice of the engine that embeds them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.export.onnx_embedder import OnnxEmbedder
+from vicinal.export.onnx_embedder import OnnxEmbedder, OpenVinoEmbedder, runtime_options
 from vicinal.export.settings import SUFFIXES, Format
+from vicinal.models.model_card import IMPORT
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
@@ -45,30 +49,10 @@ def open_exported(path: str | Path, **options: Any) -> OnnxEmbedder:
     is_openvino = Path(path).suffix == SUFFIXES["openvino"]
     name, extra = ("openvino", "openvino") if is_openvino else ("onnxruntime", "export")
     import_extra(name, extra, str(path))
-    from vicinal.export.openvino import OpenVinoEmbedder
-
     try:
         return (OpenVinoEmbedder if is_openvino else OnnxEmbedder)(path, **options)
     except Exception as error:  # runtimes raise errors of their own
         raise InputError(one_line(error) if isinstance(error, ValueError) else f"{path}: {one_line(error)}") from None
-
-
-def runtime_options(format: Format, num_threads: int, num_streams: int = 1) -> dict[str, Any]:
-    """The options of a runtime for a CPU, as :func:`open_exported` takes them.
-
-    Args:
-        format: Of the exported model.
-        num_threads: Number of threads in all.
-        num_streams: Number of threads that will call it, among which those are divided.
-    """
-    if format == "openvino":
-        hints = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": num_streams}
-        return {"device_name": "CPU", "config": {"INFERENCE_NUM_THREADS": num_threads, **hints}}
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = max(1, num_threads // num_streams)
-    return {"sess_options": options}
 
 
 class ExportedEmbedder:
@@ -142,3 +126,144 @@ class ExportedEmbedder:
     def embed_batch(self, images: Tensor) -> Floats:
         """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it."""
         return self.engine.run(images.numpy().round().astype(np.uint8))
+
+
+if TYPE_CHECKING:
+    from vicinal.models.embedder import Embedder
+
+Engine = Literal["auto", "torch", "openvino", "onnx"]
+TOLERANCE = 1e-4
+"""How much a component of a unit vector may differ from PyTorch's."""
+MIN_IMAGES = 500
+"""For fewer images, `auto` does not export a model, which takes about as long as embedding them."""
+REFUSED = "refused.txt"
+PACKAGES: dict[Format, tuple[str, str]] = {"openvino": ("openvino", "openvino"), "onnx": ("onnxruntime", "export")}
+NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+
+
+def with_engine(
+    model: Embedder, engine: Engine, device: str, num_images: int | None = None, obstacle: str | None = None
+) -> Embedder | ExportedEmbedder:
+    """Return what embeds images by an engine: the model itself, or the model exported for the engine.
+
+    `auto` takes OpenVINO if it is installed, the device is a CPU, and the exported model gives the same unit vectors up
+    to `TOLERANCE`; else PyTorch. Exported models are kept in the folder `engines` of ~/.cache/vicinal (or of the
+    environment variable VICINAL_DATA), by the fingerprint of the model, so that each is exported and compared once.
+
+    Args:
+        model: The model.
+        engine: The engine.
+        device: Where the model embeds.
+        num_images: How many images it will embed; None: many, by calls of unknown size.
+        obstacle: Why these images can be embedded by PyTorch only, if that is so.
+
+    Raises:
+        InputError: `engine` names an engine that cannot embed the images: it is not installed, the model cannot be
+            exported for it or gives other vectors, or the device is not a CPU.
+
+    Example:
+        >>> from vicinal import Embedder
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False)
+        >>> with_engine(model, "torch", "cpu") is model
+        True
+    """
+    if obstacle is None and not device.startswith("cpu"):
+        obstacle = f"the device is {device}, and other engines run on a CPU"
+    if engine == "auto":
+        return model if obstacle else _automatic(model, num_images)
+    if engine == "torch":
+        return model
+    if obstacle:
+        raise InputError(f"engine = {engine}: {obstacle}; use --engine torch")
+    import_extra(*PACKAGES[engine], f"engine = {engine}")
+    folder = _folder(model, engine)
+    try:
+        return _open(_prepared(model, engine, folder), engine, num_images)
+    except InputError as error:
+        raise InputError(f"engine = {engine}: {error}; use --engine torch") from None
+
+
+def engine_name(model: Embedder | ExportedEmbedder) -> str:
+    """The engine by which a model embeds, as vectors record it.
+
+    Example:
+        >>> from vicinal import Embedder
+        >>> engine_name(Embedder("test_resnet", dim=8, pretrained=False))
+        'torch'
+    """
+    if not isinstance(model, ExportedEmbedder):
+        return "torch"
+    return next(engine for engine, suffix in SUFFIXES.items() if suffix == model.engine.path.suffix)
+
+
+def _automatic(model: Embedder, num_images: int | None) -> Embedder | ExportedEmbedder:
+    """The model for OpenVINO, or the model itself where that is not possible or not worth it."""
+    if find_spec("openvino") is None or _is_imported(model):
+        return model
+    is_few = num_images is not None and num_images < MIN_IMAGES
+    if is_few and not _engines().is_dir():  # the fingerprint takes time
+        return model
+    folder = _folder(model, "openvino")
+    if (folder / REFUSED).is_file() or (is_few and not _file(folder, "openvino").is_file()):
+        return model
+    try:
+        return _open(_prepared(model, "openvino", folder), "openvino", num_images)
+    except (InputError, OSError) as error:
+        log(f"embedding with PyTorch, since OpenVINO cannot: {error}")
+        return model
+
+
+def _is_imported(model: Embedder) -> bool:
+    """Whether code of the user builds the network, which may change while the fingerprint stays the same."""
+    return str(model.config["backbone"]).startswith(IMPORT)
+
+
+def _engines() -> Path:
+    """The folder of all exported models."""
+    from vicinal.data.benchmarks.cache import cache_folder  # imports pandas
+
+    return cache_folder() / "engines"
+
+
+def _folder(model: Embedder, engine: Format) -> Path:
+    runtime = version(PACKAGES[engine][0])
+    return _engines() / f"{model.fingerprint()}-{engine}-{runtime}"
+
+
+def _file(folder: Path, engine: Format) -> Path:
+    return folder / f"model{SUFFIXES[engine]}"
+
+
+def _prepared(model: Embedder, engine: Format, folder: Path) -> Path:
+    """The file of the exported model, which is written if it is not there.
+
+    Raises:
+        InputError: The model cannot be exported, or gives other vectors; that is remembered.
+    """
+    from vicinal.export.exporter import export_model  # loads torch's exporter
+
+    path = _file(folder, engine)
+    if path.is_file() and not _is_imported(model):
+        return path
+    try:
+        report = export_model(model, path, format=engine, tolerance=TOLERANCE, with_speed=False)
+    except InputError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REFUSED).write_text(f"{error}\n", encoding="utf-8")
+        raise
+    log(
+        f"embedding with {NAMES[engine]}: its vectors differ by at most {report.vectors.largest:.0e} from those of "
+        f"PyTorch (--engine torch)"
+    )
+    return path
+
+
+def _open(path: Path, engine: Format, num_images: int | None) -> ExportedEmbedder:
+    """Open an exported model: for many images one stream per thread, for a few all threads at once."""
+    import torch
+
+    from vicinal.data.batches.pixel_batches import CPU_BATCH
+
+    threads = torch.get_num_threads()
+    streams = threads if num_images is not None and num_images > CPU_BATCH else 1
+    return ExportedEmbedder(open_exported(path, **runtime_options(engine, threads, streams)))

@@ -17,10 +17,18 @@ import torch
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.table import Table
-from vicinal.export.exported_embedder import ExportedEmbedder, open_exported, runtime_options
+from vicinal.export.conversion import (
+    export_onnx,
+    openvino_function,
+    read_onnx,
+    save_openvino,
+    to_fp16,
+    to_int8,
+    to_openvino,
+)
+from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
-from vicinal.export.onnx_export import export_onnx
-from vicinal.export.openvino import openvino_function, read_onnx, save_openvino, to_openvino
+from vicinal.export.onnx_embedder import runtime_options
 from vicinal.export.parity import (
     AFTER,
     BEFORE,
@@ -32,7 +40,6 @@ from vicinal.export.parity import (
     machine,
     speeds,
 )
-from vicinal.export.precision import to_fp16, to_int8
 from vicinal.export.settings import SUFFIXES, ExportSettings
 from vicinal.models.embedder import Embedder
 from vicinal.models.inputs import image_batches

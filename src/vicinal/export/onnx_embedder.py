@@ -1,4 +1,4 @@
-"""Embeddings by an exported model, with ONNX Runtime, numpy and Pillow only.
+"""Embeddings by an exported model, with ONNX Runtime or OpenVINO, numpy and Pillow only.
 
 This file needs nothing else of Vicinal and may be copied into another project, beside the exported files. It reads and
 resizes images to exactly the pixels that :meth:`vicinal.Embedder.embed` gives to its network.
@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -255,3 +256,48 @@ def resample(pixels: np.ndarray, factor: float, size: int, mode: str) -> np.ndar
         total = row[part] @ rows[part]
         sums[number] = np.clip(np.floor(total / 2**bits + 0.5), 0, 255)
     return sums.reshape(size, *pixels.shape[1:])
+
+
+class OpenVinoEmbedder(OnnxEmbedder):
+    """Embeds images by a model that `vicinal export --format openvino` wrote; it needs the package openvino.
+
+    Args:
+        path: The file `NAME.xml`; beside it are `NAME.bin` and `NAME.preprocessing.json`.
+        options: Arguments of `openvino.Core.compile_model`, such as `device_name` or `config`. By default it runs on
+            the CPU in float32, which OpenVINO leaves for bfloat16 where the processor has it.
+    """
+
+    def _start(self, options: dict[str, Any]) -> str | None:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(str(self.path))
+        options = {"device_name": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}, **options}
+        self._of_thread = threading.local()
+        self._compiled: Any = core.compile_model(model, **options)
+        return str(model.get_rt_info("fingerprint").value) if model.has_rt_info("fingerprint") else None
+
+    def infer(self, inputs: np.ndarray) -> np.ndarray:
+        """Embed what the exported model takes; see :meth:`OnnxEmbedder.infer`."""
+        if not hasattr(self._of_thread, "request"):  # which holds the memory of all layers
+            self._of_thread.request = self._compiled.create_infer_request()
+        vectors: np.ndarray = self._of_thread.request.infer([inputs])[0]
+        return vectors
+
+
+def runtime_options(format: str, num_threads: int, num_streams: int = 1) -> dict[str, Any]:
+    """The options of a runtime for a CPU, which its embedder takes.
+
+    Args:
+        format: onnx or openvino.
+        num_threads: Number of threads in all.
+        num_streams: Number of threads that will call it, among which those are divided.
+    """
+    if format == "openvino":
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": num_streams}
+        return {"device_name": "CPU", "config": {"INFERENCE_NUM_THREADS": num_threads, **hints}}
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = max(1, num_threads // num_streams)
+    return {"sess_options": options}

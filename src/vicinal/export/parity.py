@@ -17,8 +17,8 @@ from vicinal.evaluation import Resampling, ResultsTable, compare_models, count_q
 from vicinal.export.graph import ExportGraph
 from vicinal.export.settings import ExportSettings
 from vicinal.utils.arrays import Floats
+from vicinal.utils.console import aligned
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.wording import aligned
 
 METRICS = ("recall@1", "mAP@R")
 BEFORE, AFTER = "before", "after"

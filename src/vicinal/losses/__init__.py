@@ -1,19 +1,16 @@
 """Losses of embeddings and labels, for deep metric learning."""
 
 from vicinal.losses.base import Loss, WeightedSum
-from vicinal.losses.binned_ap import FastAPLoss, SoftBinAPLoss
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.center_contrastive import CenterContrastiveLoss, ClusterContrastLoss
 from vicinal.losses.center_softmax import NormSoftmaxLoss
 from vicinal.losses.contextual import ContextualLoss
 from vicinal.losses.cross_entropy import CenterLoss, CrossEntropyLoss
-from vicinal.losses.histogram import HistogramLoss
+from vicinal.losses.histogram import FastAPLoss, HistogramLoss, SoftBinAPLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
-from vicinal.losses.margin import MarginLoss
-from vicinal.losses.margin_softmax import ArcFaceLoss, CosFaceLoss
 from vicinal.losses.pairs import BinomialDevianceLoss, CircleLoss, ContrastiveLoss, MultiSimilarityLoss
 from vicinal.losses.proxy_anchor import ProxyAnchorLoss
-from vicinal.losses.proxy_nca import ProxyNCALoss, ProxyNCAPlusPlusLoss
+from vicinal.losses.proxy_softmax import ArcFaceLoss, CosFaceLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss
 from vicinal.losses.ranking import (
     BlackboxAPLoss,
     RankingLoss,
@@ -26,8 +23,8 @@ from vicinal.losses.regularizers import SimilarityRegularizer
 from vicinal.losses.row_loss import PairLoss, RowLoss
 from vicinal.losses.soft_triple import SoftTripleLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
-from vicinal.losses.triplets import TripletLoss
-from vicinal.similarity.checks import check_finite
+from vicinal.losses.triplets import MarginLoss, TripletLoss
+from vicinal.similarity.embeddings import check_finite
 
 __all__ = [
     "ArcFaceLoss",

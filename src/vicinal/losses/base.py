@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, cast
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from vicinal.similarity.checks import Relation
+from vicinal.similarity.embeddings import Relation
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.tiles import Look, RowSums, sums_over_rows
+from vicinal.similarity.tiles import TilePass, values_of_passes
 from vicinal.utils.arguments import check_finite, check_list, is_number, shown
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
 from vicinal.utils.memory import keep_large_blocks
-
-
-class Walk(NamedTuple):
-    """What a loss does while all similarities of a source are computed, tile by tile; losses of a sum share that.
-
-    Attributes:
-        finish: computes the value from the sums over anchors, in the order of `sums`.
-        sums: what is summed over anchors.
-        look: reads the similarities of a tile.
-        tile_rows: number of anchors in a tile; None: any.
-    """
-
-    finish: Callable[[tuple[Tensor, ...]], Tensor]
-    sums: RowSums | None = None
-    look: Look | None = None
-    tile_rows: int | None = None
 
 
 class Loss(nn.Module, ABC):
@@ -130,7 +114,7 @@ class Loss(nn.Module, ABC):
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
 
-    def walk(self, source: PairSource) -> Walk | None:
+    def tile_pass(self, source: PairSource) -> TilePass | None:
         """What `value` does with the similarities of a source that is not empty; None: nothing to share."""
         return None
 
@@ -224,25 +208,25 @@ class WeightedSum(Loss):
 
     def parts(self, source: PairSource) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
-        values = self._values_of_walk(source)
+        values = self._shared_values(source)
         for i, (loss, weight) in enumerate(zip(self.losses, self.weights, strict=True)):
             own = {type(loss).__name__: values[i]} if i in values else cast(Loss, loss).parts(source)
             for name, value in own.items():
                 parts[unused_name(name, parts)] = weight * value
         return parts
 
-    def _values_of_walk(self, source: PairSource) -> dict[int, Tensor]:
+    def _shared_values(self, source: PairSource) -> dict[int, Tensor]:
         """The number of each loss that shares the similarities with another one, and its value."""
         if torch.compiler.is_compiling() or source.is_empty:  # the compiler merges equal products by itself
             return {}
-        walks = {i: cast(Loss, loss).walk(source) for i, loss in enumerate(self.losses) if _has_one_part(loss)}
-        shared = {i: walk for i, walk in walks.items() if walk is not None}
+        passes = {i: cast(Loss, loss).tile_pass(source) for i, loss in enumerate(self.losses) if _has_one_part(loss)}
+        shared = {i: each for i, each in passes.items() if each is not None}
         if len(shared) < 2:
             return {}
         for i in shared:
             cast(Loss, self.losses[i])._check_device(source.anchors.device)
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
-            values = values_of_walks(source, list(shared.values()))
+            values = values_of_passes(source, list(shared.values()))
             zero = zero_loss(source).detach()
             return {i: value + zero for i, value in zip(shared, values, strict=True)}
 
@@ -253,15 +237,6 @@ class WeightedSum(Loss):
 
 def _has_one_part(loss: nn.Module) -> bool:
     return type(loss).parts is Loss.parts  # type: ignore[attr-defined]
-
-
-def values_of_walks(source: PairSource, walks: Sequence[Walk]) -> list[Tensor]:
-    """The values of losses, from similarities that are computed once."""
-    sums = [walk.sums for walk in walks if walk.sums is not None]
-    looks = [walk.look for walk in walks if walk.look is not None]
-    tile_rows = min((walk.tile_rows for walk in walks if walk.tile_rows is not None), default=None)
-    totals = iter(sums_over_rows(source, sums, tile_rows, looks))
-    return [walk.finish(() if walk.sums is None else next(totals)) for walk in walks]
 
 
 def loss_terms(loss: Loss) -> list[Loss]:

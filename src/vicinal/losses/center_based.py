@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.losses.base import Loss, zero_loss
-from vicinal.similarity.checks import can_read_values
+from vicinal.similarity.embeddings import can_read_values
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_positive_integer, given

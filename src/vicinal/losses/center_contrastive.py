@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
-from vicinal.losses.margin_softmax import CosFaceLoss
+from vicinal.losses.proxy_softmax import CosFaceLoss
 from vicinal.similarity.class_centers import CenterRows
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_fraction, check_nonnegative

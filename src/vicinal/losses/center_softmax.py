@@ -14,8 +14,8 @@ from vicinal.similarity.class_centers import CenterRows, ClassCenters, RowValues
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_fraction, check_positive, check_seed
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
 from vicinal.utils.seeds import derive_seed
 
 MIN_SAMPLE_RATE = 1e-9

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_functions import log_one_plus_sum_exp, softplus
-from vicinal.similarity.center_tiles import CenterTiles, mask_own_class
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.class_centers import CenterTiles, mask_own_class
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_finite, check_positive
-from vicinal.utils.ieee_products import ieee_products
-from vicinal.utils.kernels import tile_elements
+from vicinal.utils.devices import ieee_products, tile_elements
 
 
 class ProxyAnchorLoss(CenterBasedLoss):

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vicinal.losses.row_functions import inverse_temperature, lowest_exponent, tolerance
-from vicinal.utils.kernels import block_sizes
+from vicinal.utils.devices import block_sizes
 
 Kernel = Callable[..., Any]
 

@@ -1,11 +1,9 @@
 """Compiled loops of the sums over all pairs of a positive and another similarity of its row, for a CPU.
 
 The sigmoid of `(value - threshold) / temperature` is `1 / (1 + a b)` with an exponential a of the threshold and b of
-the value. So a pair costs a division, and no exponential. Of many thresholds the smooth steps are computed at the
-points of a grid, not at all values: a value counts at the points around it, with the weights of the polynomial through
-them, which is as exact as float32 is. Time then hardly grows with the number of values.
+the value. So a pair costs a division, and no exponential.
 
-The functions compute what their twins in :mod:`~vicinal.losses.soft_ranks` do, in float32. Importing this module
+The functions compute what their counterparts in :mod:`~vicinal.losses.soft_ranks` do, in float32. Importing this module
 imports numba.
 """
 
@@ -21,20 +19,14 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.row_functions import inverse_temperature, lowest_exponent, tolerance
-from vicinal.utils.arrays import Floats, ShortIntegers
+from vicinal.utils.arrays import Floats
 from vicinal.utils.compiled import compiled
 from vicinal.utils.threads import run_parts
 
-MIN_GRID_THRESHOLDS = 24
-"""Thresholds of a row from which on a grid is made of its values."""
-STENCIL, POINTS_PER_TEMPERATURE = 8, 5
-"""A value counts at so many points. The polynomial through them is exact to 2e-7 at this distance of the points."""
-MAX_GRID_FRACTION = 0.5
-"""Points of a grid, of the number of values, above which the grid is left out."""
 MIN_PAIRS_PER_THREAD = 2**16
 SPREAD, LIMIT = 28.0, 57.2
 """In units of the temperature: thresholds share the exponentials of values if no further from their center than the
-first. Exponents of values stop at the second, which is as far from all of them as no step is felt."""
+first. Exponents are clamped to the second, where the sigmoid is 0 or 1 in float32."""
 
 # Sums may be reordered, or they would not be vectorized; infinities are padding.
 loop = partial(compiled, error_model="numpy", fastmath={"reassoc", "contract", "arcp", "nsz"})
@@ -116,15 +108,14 @@ def _run(loop: Callable[..., None], thresholds: Tensor, values: Tensor, *tensors
 
 @loop
 def _count_above(thresholds: Floats, values: Floats, counts: Floats, step: Step, begin: int, end: int) -> None:
-    points, weights, rates = _workspace(values.shape[1])
+    rates = np.empty(values.shape[1], np.float32)
     for row in range(begin, end):
         if step.is_exact:
             _count_exactly(thresholds[row], values[row], counts[row], step.tolerance)
             continue
-        size, _ = _compress(values[row], thresholds.shape[1], step, points, weights)
         low, center = _next_group(thresholds[row], f32(-np.inf), step.factor)
         while low < np.inf:
-            _exponentials(points, size, center, step.factor, rates)
+            _exponentials(values[row], center, step.factor, rates)
             last = low
             for k in range(thresholds.shape[1]):
                 threshold = thresholds[row, k]
@@ -132,9 +123,9 @@ def _count_above(thresholds: Floats, values: Floats, counts: Floats, step: Step,
                 if threshold >= low and exponent <= SPREAD:
                     a = f32(math.exp(exponent))
                     if step.is_linear:
-                        counts[row, k] = _sum_of_bounds(points, rates, size, a, threshold, step)
+                        counts[row, k] = _sum_of_bounds(values[row], rates, a, threshold, step)
                     else:
-                        counts[row, k] = _sum_of_sigmoids(weights, rates, size, a, step.flushed)
+                        counts[row, k] = _sum_of_sigmoids(rates, a, step.flushed)
                     last = max(last, threshold)
             low, center = _next_group(thresholds[row], last, step.factor)
 
@@ -150,14 +141,11 @@ def _count_above_backward(
     begin: int,
     end: int,
 ) -> None:
-    points, weights, rates = _workspace(values.shape[1])
-    gradient = np.empty_like(points)
+    rates = np.empty(values.shape[1], np.float32)
     for row in range(begin, end):
-        size, first = _compress(values[row], thresholds.shape[1], step, points, weights)
-        gradient[:size] = 0
         low, center = _next_group(thresholds[row], f32(-np.inf), step.factor)
         while low < np.inf:
-            _exponentials(points, size, center, step.factor, rates)
+            _exponentials(values[row], center, step.factor, rates)
             last = low
             for k in range(thresholds.shape[1]):
                 threshold = thresholds[row, k]
@@ -165,13 +153,12 @@ def _count_above_backward(
                 if threshold >= low and exponent <= SPREAD:
                     a, weight = f32(math.exp(exponent)), upstream[row, k] * step.factor
                     if step.is_linear:
-                        total = _add_bounds(points, rates, size, a, threshold, step, weight, gradient)
+                        total = _add_bounds(values[row], rates, a, threshold, step, weight, grad_values[row])
                     else:
-                        total = _add_sigmoids(weights, rates, size, a, step.flushed, weight, gradient)
+                        total = _add_sigmoids(rates, a, step.flushed, weight, grad_values[row])
                     grad_thresholds[row, k] = -weight * total
                     last = max(last, threshold)
             low, center = _next_group(thresholds[row], last, step.factor)
-        _decompress(values[row], size, first, step, gradient, grad_values[row])
 
 
 @loop
@@ -187,15 +174,6 @@ def _count_thresholds_above(
 
 
 @loop
-def _workspace(columns: int) -> tuple[Floats, Floats, Floats]:
-    return (
-        np.empty(columns + STENCIL, np.float32),
-        np.empty(columns + STENCIL, np.float32),
-        np.empty(columns + STENCIL, np.float32),
-    )
-
-
-@loop
 def _next_group(thresholds: Floats, last: np.float32, factor: np.float32) -> tuple[np.float32, np.float32]:
     """The lowest threshold above the last one, inf if there is none, and the center of the group that it begins."""
     low = f32(np.inf)
@@ -206,10 +184,10 @@ def _next_group(thresholds: Floats, last: np.float32, factor: np.float32) -> tup
 
 
 @loop
-def _exponentials(points: Floats, size: int, center: np.float32, factor: np.float32, rates: Floats) -> None:
-    """Write `exp((center - point) * factor)`, exact to float32, by a polynomial, which is vectorized."""
-    for z in range(size):
-        x = min(max((center - points[z]) * factor, f32(-LIMIT)), f32(LIMIT))
+def _exponentials(values: Floats, center: np.float32, factor: np.float32, rates: Floats) -> None:
+    """Write `exp((center - value) * factor)`, exact to float32, by a polynomial, which is vectorized."""
+    for z in range(len(rates)):
+        x = min(max((center - values[z]) * factor, f32(-LIMIT)), f32(LIMIT))
         n = np.floor(x * f32(1.44269504) + f32(0.5))  # x = n log 2 + f
         f = (x - n * f32(0.693359375)) - n * f32(-2.12194440e-4)
         p = f32(1.9875691500e-4) * f + f32(1.3981999507e-3)
@@ -230,19 +208,17 @@ def _count_exactly(thresholds: Floats, values: Floats, counts: Floats, tolerance
 
 
 @loop
-def _sum_of_sigmoids(weights: Floats, rates: Floats, size: int, a: np.float32, flushed: np.float32) -> np.float32:
+def _sum_of_sigmoids(rates: Floats, a: np.float32, flushed: np.float32) -> np.float32:
     total = f32(0.0)
-    for z in range(size):
+    for z in range(len(rates)):
         ab = a * rates[z]
-        total += weights[z] / (f32(1.0) + ab) if ab < flushed else f32(0.0)
+        total += f32(1.0) / (f32(1.0) + ab) if ab < flushed else f32(0.0)
     return total
 
 
 @loop
 def _add_sigmoids(
-    weights: Floats,
     rates: Floats,
-    size: int,
     a: np.float32,
     flushed: np.float32,
     weight: np.float32,
@@ -250,21 +226,19 @@ def _add_sigmoids(
 ) -> np.float32:
     """Add the weighted derivatives of the sigmoids, in units of the factor; return their sum without the weight."""
     total = f32(0.0)
-    for z in range(size):
+    for z in range(len(rates)):
         ab = a * rates[z]
         sigmoid = f32(1.0) / (f32(1.0) + ab) if ab < flushed else f32(0.0)
         slope = sigmoid - sigmoid * sigmoid
-        total += slope * weights[z]
+        total += slope
         gradient[z] += slope * weight
     return total
 
 
 @loop
-def _sum_of_bounds(
-    values: Floats, rates: Floats, size: int, a: np.float32, threshold: np.float32, step: Step
-) -> np.float32:
+def _sum_of_bounds(values: Floats, rates: Floats, a: np.float32, threshold: np.float32, step: Step) -> np.float32:
     total = f32(0.0)
-    for z in range(size):
+    for z in range(len(rates)):
         ab, difference = a * rates[z], values[z] - threshold
         sigmoid = f32(1.0) / (f32(1.0) + max(ab, step.lowest)) if ab < step.flushed else f32(0.0)
         half = f32(0.5) if difference >= -step.tolerance else f32(0.0)
@@ -276,7 +250,6 @@ def _sum_of_bounds(
 def _add_bounds(
     values: Floats,
     rates: Floats,
-    size: int,
     a: np.float32,
     threshold: np.float32,
     step: Step,
@@ -285,83 +258,10 @@ def _add_bounds(
 ) -> np.float32:
     """As `_add_sigmoids`, of the step function with a linear part."""
     total, linear = f32(0.0), step.slope / step.factor
-    for z in range(size):
+    for z in range(len(rates)):
         ab = a * rates[z]
         sigmoid = f32(1.0) / (f32(1.0) + ab) if ab < step.flushed else f32(0.0)
         slope = linear if values[z] - threshold > step.linear_from else sigmoid - sigmoid * sigmoid
         total += slope
         gradient[z] += slope * weight
     return total
-
-
-# The grid ---------------------------------------------------------------------------------------------------------
-
-
-def _polynomials() -> Floats:
-    """Coefficients [degree, point] of the polynomials that are 1 at one point of -3 ... 4, and 0 at the others."""
-    nodes = np.arange(STENCIL) - (STENCIL // 2 - 1.0)
-    columns = [np.poly(np.delete(nodes, i)) / np.prod(node - np.delete(nodes, i)) for i, node in enumerate(nodes)]
-    return np.ascontiguousarray(np.stack(columns, axis=1)[::-1], dtype=np.float32)
-
-
-POLYNOMIALS = _polynomials()
-
-
-@loop
-def _compress(row: Floats, num_thresholds: int, step: Step, points: Floats, weights: Floats) -> tuple[int, np.float32]:
-    """Write the points whose weighted steps are summed: a grid, or the values themselves.
-
-    Returns:
-        The number of points, and where the grid begins; inf if there is none.
-    """
-    low, high = f32(np.inf), f32(-np.inf)
-    if num_thresholds >= MIN_GRID_THRESHOLDS and not step.is_linear:
-        for z in range(len(row)):
-            if row[z] > -np.inf:
-                low, high = min(low, row[z]), max(high, row[z])
-    density = step.factor * f32(POINTS_PER_TEMPERATURE)
-    if not 0 <= (high - low) * density < MAX_GRID_FRACTION * len(row):
-        for z in range(len(row)):
-            points[z], weights[z] = row[z], f32(1.0)
-        return len(row), f32(np.inf)
-    size = int((high - low) * density) + STENCIL
-    for j in range(size):
-        points[j], weights[j] = low + f32(j - (STENCIL // 2 - 1)) / density, f32(0.0)
-    cells, stencils = np.empty(len(row), np.int32), np.empty((STENCIL + 1, len(row)), np.float32)
-    _stencils(row, low, step, cells, stencils)
-    for z in range(len(row)):
-        if row[z] > -np.inf:
-            for i in range(STENCIL):
-                weights[cells[z] + i] += stencils[i, z]
-    return size, low
-
-
-@loop
-def _decompress(row: Floats, size: int, first: np.float32, step: Step, gradient: Floats, grad_row: Floats) -> None:
-    """Write the gradient with respect to the values from that with respect to the points."""
-    if first == np.inf:
-        for z in range(size):
-            grad_row[z] = gradient[z]
-        return
-    cells, stencils = np.empty(len(row), np.int32), np.empty((STENCIL + 1, len(row)), np.float32)
-    _stencils(row, first, step, cells, stencils)
-    for i in range(STENCIL):
-        for z in range(len(row)):
-            if row[z] > -np.inf:
-                grad_row[z] += stencils[i, z] * gradient[cells[z] + i]
-
-
-@loop
-def _stencils(row: Floats, low: np.float32, step: Step, cells: ShortIntegers, stencils: Floats) -> None:
-    """Write the first point around each value, and the weights of all, [point, value]."""
-    density = step.factor * f32(POINTS_PER_TEMPERATURE)
-    for z in range(len(row)):
-        x = (max(row[z], low) - low) * density
-        cells[z] = np.int32(x)
-        stencils[STENCIL, z] = x - f32(cells[z])
-    for i in range(STENCIL):
-        for z in range(len(row)):
-            total, u = POLYNOMIALS[STENCIL - 1, i], stencils[STENCIL, z]
-            for degree in range(STENCIL - 2, -1, -1):
-                total = total * u + POLYNOMIALS[degree, i]
-            stencils[i, z] = total

@@ -15,11 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Loss, Walk, values_of_walks, zero_loss
+from vicinal.losses.base import Loss, zero_loss
 from vicinal.mining import Miner
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.similarity.tiles import RowSums, check_tile_rows, values_of_rows
+from vicinal.similarity.tiles import TilePass, check_tile_rows, values_of_passes, values_of_rows
 from vicinal.utils import distributed
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError, one_line
@@ -110,19 +110,19 @@ class RowLoss(PairLoss):
             return sums[0] / source.mean_num_anchors
         return mean_over(sums[0], sums[1], source)
 
-    def walk(self, source: PairSource) -> Walk | None:
+    def tile_pass(self, source: PairSource) -> TilePass | None:
         is_alone = self.miner is not None and self.miner.is_random  # has a source with its own number of calls
-        return None if is_alone or type(self).value is not RowLoss.value else self._walk(source)
+        return None if is_alone or type(self).value is not RowLoss.value else self._tile_pass(source)
 
-    def _walk(self, source: PairSource) -> Walk:
-        sums = RowSums(self.row_terms, list(self.parameters()), self.miner)
-        return Walk(partial(self.reduce, source=source), sums, tile_rows=self.tile_rows)
+    def _tile_pass(self, source: PairSource) -> TilePass:
+        finish, parameters = partial(self.reduce, source=source), list(self.parameters())
+        return TilePass(finish, self.row_terms, parameters, self.miner, tile_rows=self.tile_rows)
 
     def value(self, source: PairSource) -> Tensor:
         if source.is_empty:
             return zero_loss(source)
         source = self.count_call(source)
-        return values_of_walks(source, [self._walk(source)])[0]
+        return values_of_passes(source, [self._tile_pass(source)])[0]
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vicinal.losses.row_functions import flushed_sigmoid, inverse_temperature, max_positives, tolerance
 from vicinal.similarity.rows import Rows
-from vicinal.utils.kernels import uses_kernel
+from vicinal.utils.devices import uses_kernel
 
 
 def count_above(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
 from vicinal.similarity.class_centers import ClassCenters
-from vicinal.similarity.normalize import at_least_float32, normalize
+from vicinal.similarity.embeddings import at_least_float32, normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.arguments import check_finite, check_nonnegative, check_positive, check_positive_integer
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vicinal.data.whitening_files import read_whitening
 from vicinal.models.model_format import MAX_DIM
 from vicinal.models.modes import unit_vectors
-from vicinal.similarity.normalize import at_least_float32
+from vicinal.similarity.embeddings import at_least_float32
 from vicinal.utils.arguments import given, is_number, shown
 from vicinal.utils.errors import InputError
 

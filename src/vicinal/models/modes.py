@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 
 
 def unit_vectors(vectors: Tensor, training: bool) -> Tensor:

@@ -18,9 +18,9 @@ from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER, MAX_DIM
 from vicinal.models.modes import eval_mode
 from vicinal.models.saving import SavedModel
-from vicinal.utils.allowed_imports import import_allowed
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.imports import import_allowed
 
 TOLERANCE = 0.01
 """Of the vectors of two modules with the same weights, as a fraction; in half precision they differ less."""

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers, check_not_masked
+from vicinal.utils.devices import ieee_products, tile_elements
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
-from vicinal.utils.kernels import tile_elements
 from vicinal.utils.memory import keep_large_blocks
 
 SCORE_BYTES = 64 * 2**20  # of the one block of scores that is held in memory at a time, on a CPU

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vicinal.utils.lazy import lazy_imports
+from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.serving.app import create_app

@@ -5,8 +5,7 @@ distributed training loop of your own builds one with :meth:`PairSource.from_dis
 `Loss.parts`.
 """
 
-from vicinal.similarity.checks import Relation
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import Relation, normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 

@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.similarity.center_tiles import CenterTiles, mask_own_class
-from vicinal.similarity.class_centers import CenterRows, ClassCenters, RowValues, dense_center_rows
+from vicinal.similarity.class_centers import (
+    CenterRows,
+    CenterTiles,
+    ClassCenters,
+    RowValues,
+    dense_center_rows,
+    mask_own_class,
+)
 from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
-from vicinal.utils.ieee_products import ieee_products
-from vicinal.utils.kernels import tile_elements
+from vicinal.utils.devices import ieee_products, tile_elements
 
 
 def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: ClassCenters, row_values: RowValues) -> Tensor:

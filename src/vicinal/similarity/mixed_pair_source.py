@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.pairs import ClassColumns
+from vicinal.similarity.rows import ClassColumns
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 

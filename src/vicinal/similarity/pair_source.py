@@ -1,12 +1,12 @@
 """Anchors, references, and which of their pairs are positive and negative: the input of every loss.
 
-A :class:`PairSource` gives its similarities for any span of anchors, as :class:`~vicinal.similarity.rows.Rows`.
-:func:`vicinal.similarity.tiles.sum_over_rows` goes over a whole source tile by tile.
+A :class:`PairSource` gives the similarities of any span of anchors as :class:`~vicinal.similarity.rows.Rows`.
+:func:`vicinal.similarity.tiles.sum_over_rows` goes over a whole source tile by tile, and computes the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, cast
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from vicinal.similarity.checks import (
+from vicinal.similarity.embeddings import (
     Relation,
-    can_read_values,
-    check_embeddings,
-    check_features,
+    at_least_float32,
+    check_batch,
     check_labels,
     check_masks,
-    check_offset_labels,
+    check_pair_labels,
     check_references,
     check_relation,
     check_tensor,
+    normalize,
     signed_labels,
 )
-from vicinal.similarity.normalize import at_least_float32, normalize
-from vicinal.similarity.pairs import ClassColumns, ClassPairs, MaskedPairs, Pairs
-from vicinal.similarity.rows import Rows
-from vicinal.similarity.sparse_gradient import add_sparse_products, few_entries
+from vicinal.similarity.rows import ClassColumns, MaskedPairs, Pairs, Rows
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
+
+Observer = Callable[[Tensor, slice], None]
+"""Reads the similarities [rows, c] of a span of anchors, which it must not change."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,10 @@ class PairSource:
             >>> len(source), source.num_references, source.offset
             (3, 3, 0)
         """
-        check_embeddings("embeddings", embeddings)
-        check_features(features, embeddings)
+        check_batch(embeddings, features)
         if relation is not None and not callable(relation):
             raise InputError(f"relation must be a function of two tensors of labels, not {type(relation).__name__}")
-        labels, reference_labels = signed_labels(labels), signed_labels(reference_labels)
+        labels, reference_labels = signed_labels(labels, reference_labels)
         if references is None:
             if reference_labels is not None or offset is not None:
                 raise InputError("reference_labels and offset describe references, and no references are given")
@@ -126,7 +125,7 @@ class PairSource:
             return source._with_masks(positive, negative)
         if negative is not None:
             raise InputError("negative is given without positive; give both masks, or labels")
-        source._check_labels()
+        check_pair_labels(labels, reference_labels, source.shape, offset, relation, anchors.device)
         return source
 
     @classmethod
@@ -145,9 +144,9 @@ class PairSource:
         """
         if distributed.world_size() == 1:
             return cls.from_batch(embeddings, labels, features=features)
-        check_embeddings("embeddings", embeddings)
+        check_batch(embeddings, features)
         check_labels("labels", labels, "embeddings", len(embeddings), None, embeddings.device)
-        labels = cast(Tensor, signed_labels(labels))
+        labels = cast(Tensor, signed_labels(labels)[0])
         references, reference_labels = distributed.all_gather_labeled(embeddings, labels)
         offset = distributed.rank() * len(labels)
         source = cls.from_batch(embeddings, labels, references, reference_labels, offset, features=features)
@@ -162,9 +161,14 @@ class PairSource:
         return len(self.references)
 
     @property
+    def shape(self) -> list[int]:
+        """Number of anchors and of references."""
+        return [len(self), self.num_references]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no anchor or no reference."""
-        return len(self) == 0 or self.num_references == 0
+        return 0 in self.shape
 
     @property
     def mean_num_anchors(self) -> float:
@@ -177,9 +181,9 @@ class PairSource:
         return self.anchors.shape[1]
 
     @property
-    def rows_per_anchor(self) -> int:
-        """Number of rows of similarities that each anchor has."""
-        return 1
+    def parts(self) -> Sequence[PairSource]:
+        """The sources whose rows are computed together: this one, or one per prefix of the embeddings."""
+        return (self,)
 
     @property
     def is_by_label(self) -> bool:
@@ -297,16 +301,30 @@ class PairSource:
         """The mean over all pairs of an anchor and a reference; a scalar."""
         return self.anchors.sum(dim=0) @ self.references.sum(dim=0) / (self.mean_num_anchors * self.num_references)
 
+    def tile(self, span: slice, observers: Sequence[Observer] = ()) -> tuple[Rows, Pairs]:
+        """The rows of a span of anchors, and where their pairs are.
+
+        Args:
+            span: the anchors, `slice(start, stop)`.
+            observers: read the similarities before they become rows.
+        """
+        similarity = self.similarity(span)
+        for observe in observers:
+            observe(similarity, span)
+        # The size of the largest class must be known, which the compiler cannot wait for.
+        pairs = self.pairs(span, None if torch.compiler.is_compiling() else self.class_columns)
+        return self.rows(span, similarity, pairs), pairs
+
     @cached_property
     def class_columns(self) -> ClassColumns | None:
         """The columns of each class, where positive pairs are those of equal labels.
 
-        Masks over all columns cost more memory traffic than the losses. The size of the largest class must be known,
-        for which the host waits once for a GPU, and the compiler cannot.
+        Masks over all columns cost more memory traffic than the losses. For the size of the largest class the host
+        waits once for a GPU.
         """
         if not self.is_by_label or self.labels is None or self.reference_labels is None:
             return None
-        return None if torch.compiler.is_compiling() else ClassColumns(self.reference_labels, self.labels)
+        return ClassColumns(self.reference_labels, self.labels)
 
     def pairs(self, span: slice, class_columns: ClassColumns | None = None) -> Pairs:
         """Where the pairs of a span of anchors are.
@@ -346,40 +364,9 @@ class PairSource:
         """The similarities of a span of anchors to all references, [rows, c]."""
         return self.anchors[span] @ self.references.T
 
-    def sum_of(self, term: Tensor) -> Tensor:
-        """The sum over anchors of a term with one value, or several, per row: [rows] or [rows, k]."""
-        return term.sum(0)
-
-    def upstream_of_input(self, upstream: Tensor, i: int) -> Tensor:
-        """The part of the gradient with respect to what :meth:`sum_of` returns that belongs to one of `inputs`."""
-        return upstream
-
-    def add_pair_gradient(
-        self,
-        totals: Sequence[Tensor],
-        span: slice,
-        pairs: Pairs,
-        grad_positives: Tensor | None,
-        grad_negatives: Tensor | None,
-    ) -> None:
-        """Add the gradient with respect to each of `inputs` to `totals`, from that with respect to a span's pairs."""
-        has_few = grad_negatives is None and isinstance(pairs, ClassPairs) and pairs.is_sparse(self.dim)
-        if has_few and self.allows_sparse_gradient:
-            assert isinstance(pairs, ClassPairs)
-            anchors, references = self.anchors[span].detach(), self.references.detach()
-            pairs.add_products(grad_positives, anchors, references, (totals[0][span], totals[-1]))
-        else:
-            self.add_gradient(totals, span, pairs.join(grad_positives, grad_negatives))
-
     def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
-        """Like :meth:`add_pair_gradient`, from the gradient with respect to the similarities, [rows, c]."""
+        """Add the gradient with respect to each of `inputs` to `totals`, from that of :meth:`similarity`, [rows, c]."""
         anchors, references = self.anchors[span].detach(), self.references.detach()
-        entries = few_entries(grad_similarity) if self.allows_sparse_gradient else None
-        if entries is not None:
-            grad_anchors = totals[0][span] if self.anchors.requires_grad else None
-            grad_references = totals[-1] if self.references.requires_grad else None
-            add_sparse_products(grad_similarity, entries, anchors, references, (grad_anchors, grad_references))
-            return
         if len(self.inputs) == 1 and len(anchors) == len(references):  # the whole matrix: one product instead of two
             totals[0].addmm_(grad_similarity + grad_similarity.T, references)
             return
@@ -388,19 +375,6 @@ class PairSource:
         if self.references.requires_grad:
             totals[-1].addmm_(grad_similarity.T, anchors)
 
-    def _check_labels(self) -> None:
-        if self.reference_labels is None and self.labels is not None:
-            raise InputError("references are given without reference_labels; give one label per reference")
-        device = self.anchors.device
-        check_labels("labels", self.labels, "embeddings", len(self.anchors), self.relation, device)
-        check_labels(
-            "reference_labels", self.reference_labels, "references", len(self.references), self.relation, device
-        )
-        if self.offset is not None and self.relation is None and can_read_values(self.anchors):
-            assert self.labels is not None
-            assert self.reference_labels is not None
-            check_offset_labels(self.labels, self.reference_labels, self.offset)
-
     def _with_masks(self, positive: Tensor, negative: Tensor | None) -> PairSource:
         if self.labels is not None:
             check_tensor("labels", self.labels, self.anchors.device)
@@ -408,9 +382,7 @@ class PairSource:
             raise InputError(f"labels must be [{len(self)}], one for each embedding, not {list(self.labels.shape)}")
         if self.relation is not None:
             raise InputError("relation and positive both define the positive pairs; give one of them")
-        return replace(
-            self, masks=check_masks(positive, negative, [len(self), self.num_references], self.anchors.device)
-        )
+        return replace(self, masks=check_masks(positive, negative, self.shape, self.anchors.device))
 
 
 def _same_label(labels: Tensor, reference_labels: Tensor) -> Tensor:

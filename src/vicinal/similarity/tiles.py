@@ -1,4 +1,7 @@
-"""Sums over anchors of functions of their rows, tile by tile, with gradients, in memory linear in the batch."""
+"""Sums over anchors of functions of their rows, tile by tile, with gradients, in memory linear in the batch.
+
+A loss says in a :class:`TilePass` what it sums. Losses that are added share one pass over the similarities.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.pairs import Pairs
-from vicinal.similarity.rows import Rows
+from vicinal.similarity.pair_source import Observer, PairSource
+from vicinal.similarity.rows import ClassPairs, Pairs, Rows, add_sparse_products, few_entries
 from vicinal.utils.arguments import MAX_INTEGER, is_integer, shown
+from vicinal.utils.devices import tile_elements
 from vicinal.utils.errors import InputError
-from vicinal.utils.kernels import tile_elements
 
 MIN_ROWS = 128
 """Matrix products with fewer rows take longer per row."""
@@ -25,16 +27,26 @@ RowTerms = Callable[[Rows], Sequence[Tensor]]
 """Computes one or more terms from rows: one value per anchor, [rows], or, without gradient, several, [rows, k]."""
 RowFilter = Callable[[Rows], Rows]
 """Selects pairs from rows, without gradient, as a miner does."""
-Look = Callable[[Tensor, slice], None]
-"""Reads the similarities [rows, c] of a span of anchors, which it must not change."""
 
 
-class RowSums(NamedTuple):
-    """Terms that are summed over the rows of a source; for the attributes see :func:`sum_over_rows`."""
+class TilePass(NamedTuple):
+    """What a loss does while all similarities of a source are computed, tile by tile.
 
-    row_terms: RowTerms
+    Attributes:
+        finish: computes the value from the sums over anchors, one per term.
+        row_terms: what is summed over anchors, see :func:`sum_over_rows`; None: nothing.
+        parameters: other tensors that `row_terms` depends on and that need gradients.
+        miner: selects the pairs that `row_terms` gets.
+        observe: reads the similarities of a tile.
+        tile_rows: number of anchors in a tile; None: any.
+    """
+
+    finish: Callable[[tuple[Tensor, ...]], Tensor]
+    row_terms: RowTerms | None = None
     parameters: Sequence[Tensor] = ()
     miner: RowFilter | None = None
+    observe: Observer | None = None
+    tile_rows: int | None = None
 
     def mined(self, rows: Rows) -> Rows:
         """The rows with the pairs that the miner leaves."""
@@ -82,38 +94,18 @@ def sum_over_rows(
         miner: selects the pairs that `row_terms` gets.
 
     Returns:
-        The sum of each term: a scalar, or [k]; of a source with several rows per anchor [rows per anchor], or
-        [rows per anchor, k].
-
-    Raises:
-        InputError: `tile_rows` is not positive.
-    """
-    return sums_over_rows(source, [RowSums(row_terms, parameters, miner)], tile_rows)[0]
-
-
-def sums_over_rows(
-    source: PairSource, sums: Sequence[RowSums], tile_rows: int | None = None, looks: Sequence[Look] = ()
-) -> list[tuple[Tensor, ...]]:
-    """What :func:`sum_over_rows` computes for each of several losses, from similarities that are computed once.
-
-    Args:
-        source: n anchors and c references.
-        sums: what each loss sums.
-        tile_rows: number of anchors in a tile. Default: chosen from the sizes.
-        looks: what else reads the similarities, tile by tile.
+        The sum of each term: a scalar, or [k]; of a source with several parts [parts], or [parts, k].
 
     Raises:
         InputError: `tile_rows` is not positive.
     """
     check_tile_rows(tile_rows)
-    if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
-        whole = slice(0, len(source))
-        rows = source.rows(whole, source.similarity(whole), source.pairs(whole))
-        return [tuple(source.sum_of(term) for term in each.row_terms(each.mined(rows))) for each in sums]
-    tiles = _Tiles(source, tile_rows, looks)
-    parameters = [parameter for each in sums for parameter in each.parameters]
-    terms = iter(_SumsOverRows.apply(tiles, sums, torch.is_grad_enabled(), *source.inputs, *parameters))
-    return [tuple(islice(terms, number)) for number in tiles.num_terms]
+    return _sums(source, [TilePass(lambda sums: sums[0], row_terms, parameters, miner, tile_rows=tile_rows)])[0]
+
+
+def values_of_passes(source: PairSource, passes: Sequence[TilePass]) -> list[Tensor]:
+    """The values of several losses, from similarities that are computed once."""
+    return [each.finish(sums) for each, sums in zip(passes, _sums(source, passes), strict=True)]
 
 
 @torch.no_grad()
@@ -127,35 +119,46 @@ def values_of_rows(
 
     For the arguments see :func:`sum_over_rows`.
     """
-    tiles, sums = _Tiles(source, tile_rows), RowSums(lambda rows: (row_values(rows),), miner=miner)
-    values = (sums.row_terms(sums.mined(tiles.rows(span)[0]))[0] for span in tiles.spans)
+    tiles = _Tiles(source, tile_rows)
+    rows = (source.tile(span)[0] for span in tiles.spans)
+    values = (row_values(miner(each) if miner else each) for each in rows)
     return torch.cat([*values, source.anchors.new_zeros(0)])
 
 
+def _sums(source: PairSource, passes: Sequence[TilePass]) -> list[tuple[Tensor, ...]]:
+    """The sums of the terms of each pass."""
+    if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
+        rows, _ = source.tile(slice(0, len(source)))
+        terms = [each.row_terms(each.mined(rows)) if each.row_terms else () for each in passes]
+        return [tuple(_sum(term, len(source.parts)) for term in each) for each in terms]
+    tile_rows = min((each.tile_rows for each in passes if each.tile_rows is not None), default=None)
+    tiles = _Tiles(source, tile_rows)
+    parameters = [parameter for each in passes for parameter in each.parameters]
+    sums = iter(_SumsOverRows.apply(tiles, passes, torch.is_grad_enabled(), *tiles.inputs, *parameters))
+    return [tuple(islice(sums, number)) for number in tiles.num_terms]
+
+
+def _sum(term: Tensor, num_parts: int) -> Tensor:
+    """The sum over anchors of a term with one value, or several, per row: [rows] or [rows, k]."""
+    return term.sum(0) if num_parts == 1 else term.view(num_parts, -1, *term.shape[1:]).sum(1)
+
+
 class _Tiles:
-    """The rows of a source, tile by tile.
+    """The spans of the anchors of a source that are computed at a time.
 
     Attributes:
+        parts: of the source.
+        inputs: the inputs of all parts, one part after the other.
         num_terms: how many terms each loss sums, once they were summed.
     """
 
     num_terms: list[int]
 
-    def __init__(self, source: PairSource, tile_rows: int | None, looks: Sequence[Look] = ()) -> None:
-        self.source, self.looks = source, looks
-        self.class_columns = source.class_columns
-        columns, n = source.num_references * source.rows_per_anchor, len(source)
-        step = tile_rows or default_tile_rows(columns, source.anchors.device)
+    def __init__(self, source: PairSource, tile_rows: int | None) -> None:
+        self.source, self.parts, (n, columns) = source, source.parts, source.shape
+        self.inputs = [tensor for part in self.parts for tensor in part.inputs]
+        step = tile_rows or default_tile_rows(columns * len(self.parts), source.anchors.device)
         self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
-
-    @torch.no_grad()
-    def rows(self, span: slice) -> tuple[Rows, Pairs]:
-        """The rows of a tile, and where their pairs are."""
-        similarity = self.source.similarity(span)
-        for look in self.looks:
-            look(similarity, span)
-        pairs = self.source.pairs(span, self.class_columns)
-        return self.source.rows(span, similarity, pairs), pairs
 
 
 class _SumsOverRows(torch.autograd.Function):
@@ -163,19 +166,23 @@ class _SumsOverRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tiles: _Tiles, of_losses: Sequence[RowSums], grad_enabled: bool, *inputs: Tensor
+        ctx: Any, tiles: _Tiles, passes: Sequence[TilePass], grad_enabled: bool, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         needs_grad = grad_enabled and any(ctx.needs_input_grad)
         sums: list[Tensor] = []
-        gradients = _Gradients(tiles.source, inputs)
+        gradients = _Gradients(tiles, inputs)
+        observers = [each.observe for each in passes if each.observe is not None]
         for span in tiles.spans:
-            rows, pairs = tiles.rows(span)
+            with torch.no_grad():
+                rows, pairs = tiles.source.tile(span, observers)
             values: list[Tensor] = []
             tiles.num_terms = []
-            for each in of_losses:
-                with torch.set_grad_enabled(needs_grad):
-                    leaves = each.mined(rows).as_leaves(needs_grad)
-                    terms = [tiles.source.sum_of(term) for term in each.row_terms(leaves)]
+            for each in passes:
+                terms: list[Tensor] = []
+                if each.row_terms is not None:
+                    with torch.set_grad_enabled(needs_grad):
+                        leaves = each.mined(rows).as_leaves(needs_grad)
+                        terms = [_sum(term, len(tiles.parts)) for term in each.row_terms(leaves)]
                 for i, term in enumerate(terms, len(values)):
                     if term.requires_grad:
                         gradients.add(i, term, leaves, pairs, span)
@@ -184,8 +191,8 @@ class _SumsOverRows(torch.autograd.Function):
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
         ctx.terms = list(gradients.totals)
         ctx.save_for_backward(*(gradient for totals in gradients.totals.values() for gradient in totals))
-        ctx.source = tiles.source
-        ctx.num_inputs = len(inputs)
+        ctx.num_inputs, ctx.num_parts = len(inputs), len(tiles.parts)
+        ctx.inputs_per_part = len(tiles.inputs) // ctx.num_parts
         ctx.mark_non_differentiable(*(total for i, total in enumerate(sums) if i not in ctx.terms))
         return tuple(sums)
 
@@ -193,13 +200,16 @@ class _SumsOverRows(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         saved, n = ctx.saved_tensors, ctx.num_inputs
+
+        def of_input(term: int, i: int) -> Tensor:  # each part has a sum of its own
+            return upstream[term] if ctx.num_parts == 1 else upstream[term][i // ctx.inputs_per_part]
+
         # For each term with a gradient, `saved` holds its gradient with respect to every input.
         first, *others = ctx.terms
-        of_input = ctx.source.upstream_of_input
-        totals = [of_input(upstream[first], i) * gradient for i, gradient in enumerate(saved[:n])]
+        totals = [of_input(first, i) * gradient for i, gradient in enumerate(saved[:n])]
         for k, term in enumerate(others, 1):
             for i, gradient in enumerate(saved[k * n : (k + 1) * n]):
-                totals[i].addcmul_(gradient, of_input(upstream[term], i))
+                totals[i].addcmul_(gradient, of_input(term, i))
         return (None, None, None, *totals)
 
 
@@ -207,17 +217,16 @@ class _Gradients:
     """Sums over tiles of the gradient of each term with respect to each input.
 
     Args:
-        source: where the rows are from.
+        tiles: where the rows are from.
         inputs: the inputs of the source, then parameters.
 
     Attributes:
         totals: number of a term -> its gradient with respect to each input.
     """
 
-    def __init__(self, source: PairSource, inputs: Sequence[Tensor]) -> None:
-        self.source, self.inputs = source, inputs
-        self.num_source_inputs = len(source.inputs)
-        self.learned = [k for k in range(self.num_source_inputs, len(inputs)) if inputs[k].requires_grad]
+    def __init__(self, tiles: _Tiles, inputs: Sequence[Tensor]) -> None:
+        self.parts, self.inputs_per_part, self.inputs = tiles.parts, len(tiles.inputs) // len(tiles.parts), inputs
+        self.learned = [k for k in range(len(tiles.inputs), len(inputs)) if inputs[k].requires_grad]
         self.totals: dict[int, list[Tensor]] = {}
 
     def add(self, i: int, term: Tensor, rows: Rows, pairs: Pairs, span: slice) -> None:
@@ -230,7 +239,47 @@ class _Gradients:
             term, leaves, torch.ones_like(term), retain_graph=True, allow_unused=True
         )
         if grad_positives is not None or grad_negatives is not None:
-            self.source.add_pair_gradient(totals[: self.num_source_inputs], span, pairs, grad_positives, grad_negatives)
+            self._add_to_parts(totals, span, pairs, grad_positives, grad_negatives)
         for k, gradient in zip(self.learned, grad_parameters, strict=True):
             if gradient is not None:
                 totals[k] += gradient
+
+    def _add_to_parts(
+        self,
+        totals: Sequence[Tensor],
+        span: slice,
+        pairs: Pairs,
+        grad_positives: Tensor | None,
+        grad_negatives: Tensor | None,
+    ) -> None:
+        """Add the gradient with respect to the inputs of the source, from that with respect to a span's pairs."""
+        times, size = len(self.parts), self.inputs_per_part
+        gradients = ([None] * times if each is None else each.chunk(times) for each in (grad_positives, grad_negatives))
+        for i, (part, positives, negatives) in enumerate(zip(self.parts, *gradients, strict=True)):
+            _add_gradient(part, totals[i * size : (i + 1) * size], span, pairs, positives, negatives)
+
+
+def _add_gradient(
+    source: PairSource,
+    totals: Sequence[Tensor],
+    span: slice,
+    pairs: Pairs,
+    grad_positives: Tensor | None,
+    grad_negatives: Tensor | None,
+) -> None:
+    """Add the gradient with respect to the inputs of a source, in the cheapest way."""
+    if not source.allows_sparse_gradient:
+        source.add_gradient(totals, span, pairs.join(grad_positives, grad_negatives))
+        return
+    anchors, references = source.anchors[span].detach(), source.references.detach()
+    if grad_negatives is None and isinstance(pairs, ClassPairs) and pairs.is_sparse(source.dim):
+        pairs.add_products(grad_positives, anchors, references, (totals[0][span], totals[-1]))
+        return
+    gradient = pairs.join(grad_positives, grad_negatives)
+    entries = few_entries(gradient)
+    if entries is None:
+        source.add_gradient(totals, span, gradient)
+        return
+    grad_anchors = totals[0][span] if source.anchors.requires_grad else None
+    grad_references = totals[-1] if source.references.requires_grad else None
+    add_sparse_products(gradient, entries, anchors, references, (grad_anchors, grad_references))

@@ -32,8 +32,7 @@ from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import TrainingCost, read_log
+from vicinal.utils.run_folder import RunFolder, TrainingCost, read_log
 from vicinal.utils.seeds import derive_seed
 
 Batch = dict[str, Tensor]

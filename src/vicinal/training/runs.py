@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vicinal.data.batches.image_dataset import UnreadableImageError
-from vicinal.data.loading import load_table
+from vicinal.data.loading import load_run_table
 from vicinal.data.table import Table
 from vicinal.training.frozen.frozen_trainer import FrozenTrainer
 from vicinal.training.recipes.recipe import Recipe
@@ -69,7 +69,7 @@ def resume(out: str | Path, recipe: Recipe | None = None, allow_imports: Sequenc
     own = Recipe.of_run(run.recipe, recipe, allow_imports)
     check_launch(own.settings.devices, own.settings.num_nodes)
     with run.in_use():
-        table = load_table(run.table, path_column=None, label_column=None)
+        table = load_run_table(run.table)
         own.save_changes(run.recipe)
         _fit(own, table, run)
     return run

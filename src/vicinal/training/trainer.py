@@ -34,8 +34,7 @@ from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import TrainingStoppedError, one_line
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import TRAIN_RECALL
+from vicinal.utils.run_folder import TRAIN_RECALL, RunFolder
 
 WHITENING_IMAGES = 4096
 """The largest number of training images whose features initialize the head."""

@@ -1,11 +1,11 @@
-"""Messages and progress bars. They go to stderr, so that results on stdout can be piped."""
+"""Messages and progress bars, which go to stderr so that results on stdout can be piped; numbers and tables as text."""
 
 from __future__ import annotations
 
 import logging
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
@@ -143,3 +143,49 @@ def _counted(items: Iterable[Item], description: str, total: int | None) -> Iter
             log(f"{description}: {number:,}{of_all} in {duration(now - begun)}")
             logged = now
         yield item
+
+
+MAX_LISTED = 20
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "query", "queries"), counted(1200, "image")
+        ('1 query', '1,200 images')
+    """
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def listed(lines: Sequence[str]) -> list[str]:
+    """The first twenty lines, indented, and how many more there are.
+
+    Example:
+        >>> listed(["a.jpg", "b.jpg"])
+        ['  a.jpg', '  b.jpg']
+    """
+    more = len(lines) - MAX_LISTED
+    return [f"  {line}" for line in lines[:MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
+
+
+def aligned(rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
+    """Lay out rows of cells in columns, two spaces apart.
+
+    Args:
+        rows: The cells; all rows have as many.
+        num_left: The number of columns that are aligned on the left; those after them are on the right.
+
+    Example:
+        >>> print(aligned([["", "images"], ["train", "4"], ["all", "12"]]))
+               images
+        train       4
+        all        12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        [cell.ljust(width) if column < num_left else cell.rjust(width)
+         for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )  # fmt: skip
+    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -223,11 +223,6 @@ def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
             each.copy_(values.view(each.shape))
 
 
-def any_process(flag: bool) -> bool:
-    """Whether the flag is true on any process; the result is the same on all."""
-    return flag if world_size() == 1 else bool(all_reduce_sum(torch.tensor([int(flag)])).item())
-
-
 def barrier() -> None:
     """Wait until all processes have called this function."""
     if world_size() > 1:

@@ -1,16 +1,24 @@
-"""Memory: how much there is, and the allocator of the C library, which keeps large blocks for the next layer."""
+"""Memory: how much there is, the allocator of the C library, and temporary files that are mapped into memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.utils.arrays import Floats
 
 MAX_FRACTION = 0.8  # of the available memory
 CGROUP = Path("/sys/fs/cgroup")
@@ -126,16 +134,6 @@ def keep_large_blocks() -> bool:
     return bool(is_kept and mallopt(M_TRIM_THRESHOLD, MAX_FREE))
 
 
-def release_memory() -> None:
-    """Return the memory of free blocks to the system, as between two phases of a job.
-
-    Example:
-        >>> release_memory()
-    """
-    if keep_large_blocks():
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _is_set_by_user() -> bool:
     """Whether the environment switches this module off, sets thresholds of glibc or preloads another allocator."""
     environment = os.environ
@@ -152,3 +150,66 @@ def _is_glibc() -> bool:
         return os.confstr("CS_GNU_LIBC_VERSION") is not None
     except (AttributeError, ValueError, OSError):  # Windows has no confstr, other C libraries not this name
         return False
+
+
+def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
+    """Write blocks of rows to a temporary file without a name, and map it into memory.
+
+    The system deletes the file as soon as no process maps it, also when they are killed. It is in the folder that the
+    environment variable `TMPDIR` names. Of the processes of a group on one machine, which all call this function, the
+    first consumes the blocks, and the others map its file.
+
+    Args:
+        blocks: [some, dim] each; they are converted to float32.
+        shape: the rows and columns of all blocks together.
+        what: what the rows are; the message of an error starts with it.
+
+    Returns:
+        float32 [rows, dim], read-only.
+
+    Raises:
+        InputError: there is not enough space.
+
+    Example:
+        >>> import numpy as np
+        >>> temporary_map([np.zeros((1, 2), np.float32), np.ones((2, 2), np.float32)], (3, 2), "vectors").sum()
+        np.float32(4.0)
+    """
+    from vicinal.utils import distributed  # imports torch, which quick commands do without
+
+    with tempfile.TemporaryFile() as file:
+        if distributed.world_size() == 1:
+            return _written(file, blocks, shape, what)
+        machines = distributed.all_gather_objects(platform.node())
+        first = machines.index(platform.node())
+        own = _written(file, blocks, shape, what) if first == distributed.rank() else None
+        paths = distributed.all_gather_objects(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        try:
+            return _mapped(paths[first], shape) if own is None else own
+        except OSError:  # not Linux, or another machine of that name
+            return _written(file, blocks, shape, what)
+        finally:
+            distributed.barrier()  # until then the file of the first process stays open
+
+
+def _written(file: BinaryIO, blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
+    """Write all blocks to a file, and map it."""
+    import numpy as np
+
+    needed, folder = 4 * shape[0] * shape[1], tempfile.gettempdir()
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise InputError(
+            f"{what}: {needed / 1e9:,.1f} GB are needed for a temporary file, {folder} has {free / 1e9:,.1f} GB; name "
+            "another folder by the environment variable TMPDIR"
+        )
+    for block in blocks:
+        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
+            file.write(np.ascontiguousarray(block, dtype=np.float32).data)
+    file.flush()
+    return _mapped(file, shape)
+
+
+def _mapped(file: BinaryIO | str, shape: tuple[int, int]) -> Floats:
+    import numpy as np
+
+    return np.memmap(file, np.float32, "r", shape=shape)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.base import Loss, loss_terms
-from vicinal.similarity.normalize import at_least_float32
+from vicinal.similarity.embeddings import at_least_float32
 from vicinal.similarity.pair_source import PairSource
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
-from vicinal.utils.ieee_products import ieee_products
 
 
 def pair_weights(loss: Loss, source: PairSource, *, signed: bool = False) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vicinal.utils.lazy import lazy_imports
+from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.workflows.batch_embedder import BatchEmbedder

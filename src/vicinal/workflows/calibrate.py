@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.evaluation.calibration import calibrate
+from vicinal.evaluation.calibration import RATES, calibrate, operating_points
 from vicinal.evaluation.open_set import open_set_scores, stranger_scores
-from vicinal.evaluation.operating_points import RATES, operating_points
 from vicinal.evaluation.resampling import Resampling
 from vicinal.evaluation.thresholds import classes_needed
 from vicinal.retrieval.calibration import Calibration
@@ -30,7 +29,7 @@ class CalibratedSource:
 
     Attributes:
         calibration: of the rate that was asked for.
-        points: as of :func:`vicinal.evaluation.operating_points`.
+        points: as of :func:`vicinal.evaluation.calibration`.
     """
 
     calibration: Calibration

@@ -25,7 +25,7 @@ from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
-from vicinal.utils.temporary_maps import temporary_map
+from vicinal.utils.memory import temporary_map
 
 if TYPE_CHECKING:
     from vicinal.evaluation.model_costs import ModelCost
@@ -50,7 +50,7 @@ class EmbeddedTable:
         cost: what the model costs, if that was asked for.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
-        engine: what ran the model, if that is known; see :mod:`vicinal.export.engine`.
+        engine: what ran the model, if that is known; see :mod:`vicinal.export.exported_embedder`.
     """
 
     vectors: Floats

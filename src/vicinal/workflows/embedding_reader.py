@@ -14,8 +14,7 @@ import pandas as pd
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.table import Table
-from vicinal.export.engine import engine_name
-from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.export.exported_embedder import ExportedEmbedder, engine_name
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError

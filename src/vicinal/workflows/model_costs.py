@@ -14,8 +14,7 @@ from vicinal.evaluation.model_costs import Kind, ModelCost
 from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.embedder import Embedder
 from vicinal.utils.arrays import Floats
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import TrainingCost
+from vicinal.utils.run_folder import RunFolder, TrainingCost
 from vicinal.workflows.models import backbone_name
 
 METHODS = ("lora", "last_blocks", "biases_norms", "full")

@@ -18,9 +18,8 @@ from vicinal.models.initialization_table import INITIALIZATIONS, weights_license
 from vicinal.models.limited_build import check_network_memory
 from vicinal.models.modes import eval_mode
 from vicinal.models.pooling import PoolingName
-from vicinal.utils.console import log
+from vicinal.utils.console import aligned, log
 from vicinal.utils.errors import InputError, one_line
-from vicinal.utils.wording import aligned
 
 MEASURED_SECONDS = 2.0
 

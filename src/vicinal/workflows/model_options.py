@@ -7,15 +7,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vicinal.data.checks import row_blocks
-from vicinal.export.engine import with_engine
-from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
+from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported, with_engine
 from vicinal.models.precision import UsedPrecision, used_precision
 from vicinal.models.shortened import check_dim, shortened, trained_dims
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.temporary_maps import temporary_map
+from vicinal.utils.memory import temporary_map
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.settings import EmbeddingOptions
@@ -56,7 +55,7 @@ class ModelOptions(EmbeddingOptions):
     def with_engine(
         self, model: Embedder | ExportedEmbedder, num_images: int | None = None
     ) -> Embedder | ExportedEmbedder:
-        """What embeds images by the engine of the options; see :func:`~vicinal.export.engine.with_engine`."""
+        """What embeds images by the engine of the options; see :func:`with_engine`."""
         if isinstance(model, ExportedEmbedder):
             return model
         obstacle = None

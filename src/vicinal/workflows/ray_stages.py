@@ -14,7 +14,7 @@ from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
-from vicinal.export.engine import engine_name
+from vicinal.export.exported_embedder import engine_name
 from vicinal.utils.errors import InputError, one_line
 
 if TYPE_CHECKING:

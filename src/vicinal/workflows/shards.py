@@ -19,11 +19,10 @@ from vicinal.data.embedding_files import save_embeddings
 from vicinal.data.embedding_shards import check_together, read_part
 from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests
 from vicinal.data.table import Table
-from vicinal.export.engine import engine_name
+from vicinal.export.exported_embedder import engine_name
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import file_digest
-from vicinal.utils.locks import hold_lock
+from vicinal.utils.files import file_digest, hold_lock
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.source import Source
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from vicinal.data.columns import COLUMN_FLAGS, column_aliases, named_columns
 from vicinal.data.conditions import matching_rows
-from vicinal.data.loading import list_images, load_table
+from vicinal.data.loading import list_images, load_run_table
 from vicinal.data.moved import move_root
 from vicinal.data.shard_manifest import holds_shards
 from vicinal.data.table import Table
@@ -146,7 +146,7 @@ class Source:
             raise InputError(f"{self.name} is the run of a refiner; give it with --refiner")
 
     def _run_table(self) -> Table:
-        table = load_table(RunFolder(Path(self.name)).table, path_column=None, label_column=None)
+        table = load_run_table(RunFolder(Path(self.name)).table)
         return table if self.root is None else Table(table.frame.assign(path=move_root(table.paths, self.root)))
 
     def _column(self, flag: str) -> str | None:

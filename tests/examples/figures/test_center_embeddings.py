@@ -3,12 +3,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -18,7 +14,6 @@ from examples.figures.center_embeddings import (
     benchmark_digits,
     digit_embedding,
     digit_embeddings,
-    embedding_views,
     spread,
 )
 from tests.data.benchmarks.published_more import accept_small_more, write_mnist
@@ -46,14 +41,6 @@ def three_classes(are_points: bool = False) -> PlaneEmbedding:
     degrees = 90 * labels + 10 * torch.randn(60, generator=generator)
     lengths = 1 + torch.rand(60, generator=generator)
     return PlaneEmbedding(at(*zip(lengths, degrees, strict=True)), labels, at((2, 5), (3, 95), (1, 185)), are_points)
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What is written from now on."""
-    made: list[Figure] = []
-    monkeypatch.setattr(center_embeddings, "write_figure", lambda figure, path: made.append(figure))
-    return made
 
 
 # Training on digits ---------------------------------------------------------------------------------------------------
@@ -179,98 +166,7 @@ def test_histogram_is_of_angles_and_classes() -> None:
     torch.testing.assert_close(fractions, expected)
 
 
-def test_labels_are_moved_apart() -> None:
-    angles = torch.tensor([0.05, 6.25, 3.0, 0.1], dtype=torch.float64)
-    moved = center_embeddings.spread_out(angles, 0.3)
-    assert moved[2] == 3.0
-    assert moved[0] - moved[1].sub(2 * math.pi) == pytest.approx(0.3, abs=1e-3)
-    assert moved[3] - moved[0] == pytest.approx(0.3, abs=1e-3)
-
-
 # Pictures -------------------------------------------------------------------------------------------------------------
-
-
-def texts(axes: Axes) -> dict[str, tuple[float, float]]:
-    return {text.get_text(): text.get_position() for text in axes.texts}
-
-
-def same_points(axes: Axes, points: Tensor) -> bool:
-    drawn = np.asarray(axes.collections[0].get_offsets())
-    return np.allclose(np.unique(drawn.round(6), axis=0), np.unique(points.numpy().round(6), axis=0))
-
-
-def test_both_views(figures: list[Figure]) -> None:
-    embedding = three_classes()
-    embedding_views({"mine $": embedding, "other": three_classes(are_points=True)}, "views.png")
-    above, right, below, _ = figures[0].axes
-    numbers = spread(embedding)
-    assert same_points(above, embedding.embeddings)
-    assert same_points(below, torch.nn.functional.normalize(embedding.embeddings))
-    assert (
-        above.get_title() == f"nearest mean {100 * numbers.nearest_mean:.1f} %, radius ± {100 * numbers.radius:.0f} %"
-    )
-    assert below.get_title() == f"nearest direction 100.0 %, angle ± {numbers.angle:.1f}°"
-    assert texts(above).keys() == {"0", "1", "2", r"mine \$"}
-    assert texts(right).keys() == {"0", "1", "2", "other"}
-    assert [axes.get_ylabel() for axes in (above, below, right)] == ["Euclidean view", "angular view", ""]
-    for axes in (above, right, below):
-        assert axes.get_aspect() == 1
-        assert axes.get_xlim() == axes.get_ylim()
-        assert axes.get_xlim()[1] > np.abs(np.asarray(axes.collections[0].get_offsets())).max()
-
-
-def test_a_color_for_each_class(figures: list[Figure]) -> None:
-    embedding_views({"mine": three_classes()}, "views.png")
-    assert len(set(center_embeddings.COLORS)) == 10
-    for axes in figures[0].axes:
-        (scatter,) = axes.collections
-        for place, color in zip(np.asarray(scatter.get_offsets()), scatter.get_facecolors(), strict=True):
-            label = round(math.degrees(math.atan2(place[1], place[0])) / 90) % 4
-            assert tuple(color[:3]) == to_rgba(center_embeddings.COLORS[label])[:3]
-
-
-def test_centers_are_lines_or_points(figures: list[Figure]) -> None:
-    embedding = three_classes()
-    embedding_views({"lines": embedding, "points": embedding._replace(are_points=True)}, "views.png")
-    lines, points, *circles = figures[0].axes
-    for line, center in zip(lines.lines, embedding.centers, strict=True):
-        x, y = np.asarray(line.get_data())
-        assert x[0] == y[0] == 0
-        np.testing.assert_allclose(np.array([x[1], y[1]]) / np.hypot(x[1], y[1]), center / center.norm())
-        assert np.hypot(x[1], y[1]) > math.sqrt(2) * lines.get_xlim()[1]  # up to the edge
-    for disc, center in zip(points.lines, embedding.centers, strict=True):
-        np.testing.assert_allclose(np.asarray(disc.get_data())[:, 0], center)
-    np.testing.assert_allclose(texts(points)["1"], embedding.centers[1])
-    np.testing.assert_allclose(texts(lines)["1"], embedding.embeddings[20:40].mean(dim=0))
-    for circle in circles:
-        _, *strokes = circle.lines
-        for stroke, center in zip(strokes, embedding.centers, strict=True):
-            x, y = np.asarray(stroke.get_data())
-            np.testing.assert_allclose(np.degrees(np.arctan2(y, x)) % 360, center_degrees(center))
-
-
-def center_degrees(center: Tensor) -> float:
-    return math.degrees(math.atan2(center[1], center[0])) % 360
-
-
-def test_bars_are_on_one_scale(figures: list[Figure]) -> None:
-    """Of a class in one bin the bar is as high as can be; of one in two bins, half as high."""
-    one, two = at((1, 1), (1, 2)), at((1, 1), (1, 4))
-    labels, center = torch.zeros(2, dtype=torch.int64), torch.eye(2)[:1]
-    embeddings = {"one": PlaneEmbedding(one, labels, center), "two": PlaneEmbedding(two, labels, center)}
-    embedding_views(embeddings, "views.png")
-    for axes, bars, radius in zip(figures[0].axes[2:], (1, 2), (1.75, 1.06 + 0.69 / 2), strict=True):
-        assert len(axes.patches) == bars
-        assert np.linalg.norm(axes.patches[0].get_xy(), axis=1).max() == pytest.approx(radius)
-        assert np.linalg.norm(axes.patches[0].get_xy(), axis=1).min() == pytest.approx(1.06)
-
-
-def test_bars_of_classes_are_stacked(figures: list[Figure]) -> None:
-    embedding = PlaneEmbedding(at((1, 1), (1, 2)), torch.tensor([0, 1]), torch.eye(2))
-    embedding_views({"both": embedding}, "views.png")
-    radii = [np.linalg.norm(bar.get_xy(), axis=1) for bar in figures[0].axes[1].patches]
-    assert radii[0].max() == pytest.approx(radii[1].min())
-    assert radii[1].max() == pytest.approx(1.75)
 
 
 def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +187,3 @@ def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyP
     digit_embeddings(tmp_path / "mine.pdf", {"mine": CCL})
     assert given[-1] == (CCL, 100, 0, False, None)
     assert (tmp_path / "mine.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_learned_centers_and_half_precision(tmp_path: Path) -> None:
-    points, labels, own, _ = three_classes()
-    embedding = PlaneEmbedding(points.half().requires_grad_(), labels, torch.nn.Parameter(own.float()))
-    embedding_views({"mine": embedding}, tmp_path / "views.png")
-    assert Image.open(tmp_path / "views.png").width == 420
-    assert spread(embedding).angle == pytest.approx(spread(three_classes()).angle, rel=1e-2)

@@ -1,17 +1,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
-from matplotlib.axes import Axes
-from PIL import Image
 from torch import Tensor
 
-from examples.figures import contextual_circle
-from examples.figures.contextual_circle import circle_curve, circle_curves
+from examples.figures.contextual_circle import circle_curve
 from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, MarginLoss, MultiSimilarityLoss
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.similarity.pair_source import PairSource
@@ -30,13 +24,6 @@ class Seen(Loss):
     def parts(self, source: PairSource) -> dict[str, Tensor]:
         self.batches.append((source.anchors.detach(), source.labels))
         return {"Seen": 1 - source.anchors[-1, 0]}
-
-
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
-    """What is drawn from now on, by the name beside each panel."""
-    panels: dict[str, Axes] = {}
-    monkeypatch.setattr(contextual_circle, "tidy", lambda axes, name: panels.update({name: axes}))
-    return panels
 
 
 def test_one_point_moves_from_the_other_class_to_its_own() -> None:
@@ -91,18 +78,3 @@ def test_seed_and_state() -> None:
     assert state.keys() == loss.state_dict().keys()
     assert all(torch.equal(state[name], part) for name, part in loss.state_dict().items())
     assert loss.beta.dtype == torch.float32
-
-
-def test_circle_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels = drawn(monkeypatch)
-    circle_curves({"contextual $": ContextualLoss()}, tmp_path / "circle.png")
-    curve, line = circle_curve(ContextualLoss()), panels["loss"].lines[0]
-    np.testing.assert_array_equal(line.get_xdata(), curve.angle)
-    np.testing.assert_array_equal(line.get_ydata(), curve.loss)
-    (twin,) = [axes for axes in panels["loss"].figure.axes if axes.get_ylabel() == "gradient"]
-    np.testing.assert_array_equal(twin.lines[0].get_ydata(), curve.grad_angle)
-    assert panels["loss"].get_xlim() == (90, 0)
-    assert Image.open(tmp_path / "circle.png").width > 600
-    losses = {str(number): ContrastiveLoss() for number in range(4)}
-    circle_curves(losses, tmp_path / "more.pdf")
-    assert (tmp_path / "more.pdf").read_bytes().startswith(b"%PDF")

@@ -5,14 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
 from PIL import Image
 
 from examples.figures import pair_weights
 from examples.figures.pair_weights import weight_curves
 from vicinal.losses import ContrastiveLoss, LiftedStructureLoss, Loss, SupConLoss
-from vicinal.mining import HardestMiner
-from vicinal.report import drawing
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +25,6 @@ def curves(loss: Loss, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[st
     (axes,) = panels
     assert axes.get_title() == "a loss"
     return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-
-
-def pixels(path: Path, color: str) -> int:
-    image = np.asarray(Image.open(path).convert("RGB")).astype(float) / 255
-    return int((np.abs(image - to_rgb(color)).max(axis=2) < 0.02).sum())
 
 
 def test_curves_are_the_formulas_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,21 +51,6 @@ def test_a_positive_that_is_pushed_apart_is_drawn_below_zero(tmp_path: Path, mon
 def test_a_loss_that_weighs_nothing_is_a_flat_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = curves(ContrastiveLoss(-0.95, 0.95), monkeypatch, tmp_path)
     assert set(shown["positive pair"][1]) == set(shown["negative pair"][1]) == {0}
-
-
-def test_any_number_of_panels(tmp_path: Path) -> None:
-    sizes = []
-    for count in (1, 3, 4, 5):
-        out = tmp_path / f"{count}.png"
-        weight_curves({f"loss {i} $x": ContrastiveLoss(miner=HardestMiner()) for i in range(count)}, out)
-        sizes.append(Image.open(out).size)
-        assert pixels(out, drawing.RIGHT)
-        assert pixels(out, drawing.WRONG)
-    width, height = Image.open(out).size
-    empty = Image.open(out).convert("L").crop((width // 2, int(0.6 * height), width, int(0.85 * height)))
-    assert empty.getextrema() == (255, 255)  # where the second row has no panel
-    assert sizes[0][0] < sizes[1][0] < sizes[2][0] == sizes[3][0]
-    assert sizes[0][1] == sizes[2][1] < sizes[3][1]
 
 
 def test_the_losses_of_the_figure_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

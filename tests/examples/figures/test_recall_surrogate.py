@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
-from examples.figures import recall_surrogate
-from examples.figures.recall_surrogate import recall_curve, surrogate_curves
+from examples.figures.recall_surrogate import recall_curve
 from vicinal.losses import RecallAtKLoss
-from vicinal.utils.errors import InputError
 from vicinal.weighting import similarity_weights
 
 TABLE_OF_TENTHS = torch.arange(95, 0, -10, dtype=torch.float64) / 100
@@ -160,89 +154,3 @@ def test_a_positive_that_passes_another_one_may_lower_the_surrogate() -> None:
     torch.testing.assert_close(curve.surrogate[0], expected[:2].sum(), atol=1e-4, rtol=0)
     torch.testing.assert_close(curve.surrogate[2], expected[2:].sum(), atol=1e-4, rtol=0)
     assert curve.grad_similarity[1] < 0 < curve.grad_similarity[3]
-
-
-def drawn(loss: RecallAtKLoss, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Axes]:
-    """What is drawn, by the name beside each panel."""
-    panels: dict[str, Axes] = {}
-    monkeypatch.setattr(recall_surrogate, "tidy", lambda axes, name: panels.update({name: axes}))
-    surrogate_curves(loss, folder / "surrogate.png")
-    return panels
-
-
-def points(axes: Axes) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)) for line in axes.lines]
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def test_drawn_recall_and_surrogate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = points(drawn(RecallAtKLoss([1, 4, 16], 0.5, 0.02), monkeypatch, tmp_path)["recall@k and its surrogate"])
-    negatives = lines[-1][0]
-    assert len(lines) == 7
-    for k, (x, recall), (x_again, surrogate) in zip((1, 4, 16), lines[0::2], lines[1::2], strict=False):
-        assert np.array_equal(recall, x > np.sort(negatives)[-k])
-        rank = 1 + sigmoid((negatives[None] - x_again[:, None]) / 0.02).sum(axis=1)
-        np.testing.assert_allclose(surrogate, sigmoid((k - rank) / 0.5), atol=1e-12)
-
-
-def test_drawn_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels = drawn(RecallAtKLoss(2, 0.5, 0.02), monkeypatch, tmp_path)
-    for name, temperature in (("counts as one of the first k", 0.5), ("adds to the rank", 0.02)):
-        (edges, heights), (x, y) = points(panels[name])
-        assert edges.tolist() == [x[0], 0, 0, x[-1]]
-        assert heights.tolist() == [0, 0, 1, 1]
-        np.testing.assert_allclose(y, sigmoid(x / temperature))
-        assert x[0] == -x[-1] == -6 * temperature
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_drawn_gradient_is_the_losses(temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fig. 4: that of a positive's similarity is the drawn one times the slope of its rank; of several k, the sum."""
-    ks = [1, 2, 8]
-    lines = points(drawn(RecallAtKLoss(ks, temperature), monkeypatch, tmp_path)["gradient magnitude"])
-    similarity, positive = one_positive()
-    values = torch.linspace(0.0, 1.0, 501, dtype=torch.float64)
-    above = sigmoid((TABLE_OF_TENTHS[None] - values[:, None]).numpy() / 0.01)
-    rank, slope = 1 + above.sum(axis=1), (above * (1 - above)).sum(axis=1) / 0.01
-    assert rank.min() < 1.01
-    for k, (x, y) in zip(ks, lines, strict=False):
-        assert x.min() == 1
-        assert x[y.argmax()] == pytest.approx(k, abs=1e-9)
-        assert y.max() == pytest.approx(0.25 / temperature)
-        gradient = recall_curve(RecallAtKLoss(k, temperature), similarity, positive, 0, values).grad_similarity.numpy()
-        closed = sigmoid((k - rank) / temperature) * sigmoid((rank - k) / temperature) / temperature
-        np.testing.assert_allclose(gradient, closed * slope, rtol=1e-7, atol=1e-12)
-        seen = rank < x.max()
-        np.testing.assert_allclose(np.interp(rank[seen], x, y), closed[seen], atol=3e-3 / temperature)
-    np.testing.assert_allclose(lines[-1][1], sum(y for _, y in lines[:-1]))
-    assert len(lines) == len(ks) + 1
-
-
-def test_one_k_has_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(drawn(RecallAtKLoss(4), monkeypatch, tmp_path)["gradient magnitude"].lines) == 1
-    assert Image.open(tmp_path / "surrogate.png").size == (1350, 870)
-
-
-@pytest.mark.parametrize(("suffix", "start"), [(".jpg", b"\xff\xd8"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
-def test_suffix_says_the_format(tmp_path: Path, suffix: str, start: bytes) -> None:
-    surrogate_curves(RecallAtKLoss(k=range(1, 31)), tmp_path / f"surrogate{suffix}")
-    assert (tmp_path / f"surrogate{suffix}").read_bytes().startswith(start)
-
-
-def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"pictures end in .*\.png"):
-        surrogate_curves(RecallAtKLoss(), tmp_path / "surrogate.doc")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "surrogate.png").write_text("former")
-
-    def fail(figure: Figure, file: object, **_: object) -> None:
-        file.write(b"half a picture")
-        raise ValueError("too large")
-
-    monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(InputError, match=r"surrogate\.png: .*too large"):
-        surrogate_curves(RecallAtKLoss(), tmp_path / "surrogate.png")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("surrogate.png", "former")]

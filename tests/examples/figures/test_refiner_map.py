@@ -5,28 +5,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
-from matplotlib.quiver import Quiver
 from scipy.special import entr
 
 from examples.figures import refiner_map
-from examples.figures.refiner_map import movement, movement_map
+from examples.figures.refiner_map import movement
 from tests.analysis.refiners import DIM, embedded, expanding, in_sides, misfits, moving, noisy_digits
 from vicinal.analysis.refiner import refiner_input
 from vicinal.data import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.report import drawing
 from vicinal.retrieval.refinement import Refinement
 from vicinal.utils.errors import InputError
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What is written from now on."""
-    made: list[Figure] = []
-    monkeypatch.setattr(refiner_map, "write_figure", lambda figure, path: made.append(figure))
-    return made
 
 
 @pytest.mark.parametrize("method", ["tsne", "pca"])
@@ -105,36 +93,6 @@ def test_only_what_is_evaluated_is_on_the_map() -> None:
     number = moved.rows
     assert ((number % 2 == 0) | (number % 3 == 0)).all()
     assert len(number) == 20
-
-
-def test_arrows_and_colors(figures: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
-    refiner, (vectors, table) = moving(), embedded(label=[f"class {i % 3}" for i in range(30)])
-    moved = movement(refiner, vectors, table, 12, "pca")
-    moved = moved._replace(after=3 * moved.after)  # beyond the points
-    monkeypatch.setattr(refiner_map, "movement", lambda *given: moved if given[3:] == (12, "pca", 7) else None)
-    movement_map(refiner, vectors, table, "map.png", method="pca", max_images=12, seed=7)
-    (axes,) = figures[0].axes
-    (arrows,) = [each for each in axes.collections if isinstance(each, Quiver)]
-    np.testing.assert_allclose(np.stack([arrows.X, arrows.Y], axis=1), moved.before)
-    np.testing.assert_allclose(np.stack([arrows.U, arrows.V], axis=1), moved.after - moved.before)
-    assert (arrows.scale, arrows.angles, arrows.scale_units) == (1, "xy", "xy")
-    expected = [to_rgba(drawing.COLORS[row % 3]) for row in moved.rows]
-    np.testing.assert_allclose(arrows.get_facecolors(), expected)
-    legend = axes.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["class 0", "class 1", "class 2"]
-    low, high = (np.array(end) for end in zip(axes.get_xlim(), axes.get_ylim(), strict=True))
-    for points in (moved.before, moved.after):
-        assert (points > low).all()
-        assert (points < high).all()
-    assert len(set(drawing.COLORS)) == 20
-
-
-def test_the_file_is_written_in_the_format_of_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    movement_map(moving(), *embedded(), tmp_path / "map.pdf", method="pca")
-    assert (tmp_path / "map.pdf").read_bytes().startswith(b"%PDF")
-    monkeypatch.setattr(refiner_map, "movement", lambda *_: pytest.fail("work began"))
-    with pytest.raises(InputError, match=r"map\.doc: pictures end in"):
-        movement_map(moving(), *embedded(), tmp_path / "map.doc")
 
 
 def test_what_a_map_needs(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.report.page.browser import Browser
 from tests.report.page.cases import Page
-from vicinal.analysis import find_problems, image_facts
+from vicinal.analysis import Findings, find_problems, image_facts
 from vicinal.data import Table, apply_decisions
 from vicinal.report import write_cleaning_page
 
@@ -40,12 +40,17 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 @pytest.fixture(scope="module")
-def page(table: Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "cleaning.html"
+def findings(table: Table) -> Findings:
     vectors = np.repeat(np.eye(2, 6), 10, axis=0) + 0.2 * np.random.default_rng(0).normal(size=(20, 6))
     vectors[3] = vectors[2]
     findings = find_problems(vectors, table, image_facts(table), embedded_rows=np.arange(20), num_neighbors=5)
     assert findings.counts["near_duplicate"] == findings.counts["label_error"] == findings.counts["broken"] == 1
+    return findings
+
+
+@pytest.fixture(scope="module")
+def page(findings: Findings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "cleaning.html"
     write_cleaning_page(path, findings, title="<Birds>")
     return path
 
@@ -64,6 +69,14 @@ def test_it_has_a_section_for_each_finding_and_loads_nothing(page: Path, table: 
     assert [(images[str(number)]["path"], *rest) for number, *rest in suggestions["label-error"]] == [
         ("4.png", "relabel", "owl")
     ]
+
+
+def test_decisions_of_an_earlier_page_are_made_already(findings: Findings, tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("path,decision,new_label\n20.png,drop,\n4.png,relabel,owl\ngone.png,drop,\n")
+    write_cleaning_page(tmp_path / "c.html", findings, decisions=tmp_path / "d.csv")
+    review = Page(tmp_path / "c.html").data["review"]
+    decided = {(review["images"][str(number)]["path"], *rest) for number, *rest in review["decided"]}
+    assert decided == {("20.png", "drop", ""), ("4.png", "relabel", "owl")}
 
 
 def test_images_without_labels_cannot_be_relabeled(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.report.page.test_single import write_run
 from vicinal.analysis import query_changes
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.evaluation.paired import common_metrics
+from vicinal.evaluation.bootstrap import common_metrics
 from vicinal.report.page.comparison import EvaluatedEmbeddings, apart, write_comparison_page
 from vicinal.utils.errors import InputError
 

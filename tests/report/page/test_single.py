@@ -23,7 +23,7 @@ from vicinal.report.page.run import curves_section, read_run, settings
 from vicinal.report.page.single import write_page
 from vicinal.report.page.unlabeled import write_unlabeled_page
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_log import empty_log
+from vicinal.utils.run_folder import empty_log
 
 SECTIONS = ["metrics", "queries", "map", "classes", "confusions", "similarities", "hubs"]
 SECTIONS += ["duplicates", "label-errors", "data", "curves", "recipe"]

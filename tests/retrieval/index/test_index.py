@@ -198,7 +198,7 @@ def test_hnsw_finds_as_much_beside_identical_vectors(tmp_path: Path) -> None:
         index.save(tmp_path / str(fraction))
         index = Index.load(tmp_path / str(fraction))
         assert index.add(vectors[3000:], table(1000, start=3000)).tolist() == list(range(3000, 4000))
-        assert index._committed.engine.base._faiss.ntotal == 4001 - is_same.sum()
+        assert index.state.committed.engine.base._faiss.ntotal == 4001 - is_same.sum()
         np.testing.assert_allclose(index.vectors(), vectors, atol=1e-6)
         least = top_k(queries, vectors, 10).scores[:, -1:] - 1e-6
         recalls = (index.search(queries, 10).scores >= least).mean(axis=1)
@@ -228,7 +228,7 @@ def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 3000)
     vectors, _ = clusters(3000, 8)
     index = Index.build(vectors, table(len(vectors)), "ivfpq", rescore=0)
-    engine, recalls = index._committed.engine.base._faiss, []
+    engine, recalls = index.state.committed.engine.base._faiss, []
     lists = [ids.copy() for ids in faiss_engine._ids_of_lists(engine)]
     for query in vectors[:50, None]:
         *nearest, last = (lists[number] for number in engine.quantizer.search(query, 8)[1][0])
@@ -471,7 +471,7 @@ def test_images_that_were_moved(tmp_path: Path) -> None:
 
 
 def test_files_are_written_anew_after_many_changes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("vicinal.retrieval.index.index.MIN_PENDING", 50)
+    monkeypatch.setattr("vicinal.retrieval.index.shared_state.MIN_PENDING", 50)
     for kind in ("exact", "sq8", "binary"):
         folder = tmp_path / kind
         Index.build(unit(200), table(200), kind, rescore=None).save(folder)
@@ -479,10 +479,10 @@ def test_files_are_written_anew_after_many_changes(tmp_path: Path, monkeypatch) 
         names = {path.name for path in folder.glob("*-*.*")}
         index.add(unit(30, seed=1), table(30, start=200))
         index.delete([3, 210])
-        assert (index.num_pending, other.num_pending) == (30, 30)
+        assert (index.state.current().num_pending, other.state.current().num_pending) == (30, 30)
         assert {path.name for path in folder.glob("*-*.*")} == names
         index.add(unit(30, seed=2), table(30, start=230))
-        assert (index.num_pending, other.num_pending, Index.load(folder).num_pending) == (0, 0, 0)
+        assert tuple(each.state.current().num_pending for each in (index, other, Index.load(folder))) == (0, 0, 0)
         assert not names & {path.name for path in folder.glob("*-*.*")}
         assert len(list(folder.glob("*-*.*"))) == len(names)
         for each in (index, other, Index.load(folder)):

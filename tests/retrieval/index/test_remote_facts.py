@@ -8,7 +8,7 @@ import pytest
 
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import EngineRefusedError
-from vicinal.retrieval.index.remote.remote_facts import FORMAT, VERSION, RemoteFacts
+from vicinal.retrieval.index.remote.remote_table import FORMAT, VERSION, RemoteFacts
 from vicinal.utils.errors import InputError
 
 URL = EngineURL.parse("postgresql://db/vectors?table=birds")
@@ -33,7 +33,7 @@ def test_a_change_keeps_what_another_process_has_changed() -> None:
     first, second = database.open(), database.open()
     first.change(root="/photos", calibration={"a": 1})
     second.change(rescore=None, calibration=None)
-    assert database.values == second.values == {**VALUES, "root": "/photos", "rescore": None}
+    assert database.values == second.values == {**VALUES, "root": "/photos"}
 
 
 def test_what_was_read_before_a_change_is_not_taken() -> None:

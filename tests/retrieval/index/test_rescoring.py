@@ -26,7 +26,7 @@ def test_only_codes_are_in_memory(kind: str, tmp_path: Path) -> None:
     vectors = unit(300)
     Index.build(vectors, table(300), kind).save(tmp_path)
     assert originals(tmp_path).stat().st_size == 300 * 8 * 2
-    store = Index.load(tmp_path)._committed.engine.base.store
+    store = Index.load(tmp_path).state.committed.engine.base.store
     assert [type(block) for block in store._blocks] == [np.memmap]
 
 
@@ -42,7 +42,7 @@ def test_unchanged_vectors_are_not_written_again(tmp_path: Path) -> None:
     with Index.open(tmp_path) as index:
         index.add(unit(2, seed=1), table(2))
     assert originals(tmp_path).stat().st_size == 50 * 8 * 2
-    Index.load(tmp_path).fold()
+    Index.load(tmp_path).state.fold()
     assert originals(tmp_path).stat().st_size == 52 * 8 * 2
     np.testing.assert_allclose(Index.load(tmp_path).vectors()[-2:], unit(2, seed=1), atol=5e-4)
 
@@ -51,7 +51,7 @@ def test_a_reader_goes_on_with_the_file_that_a_writer_replaced(tmp_path: Path) -
     vectors = unit(60)
     Index.build(vectors, table(60), "binary").save(tmp_path)
     reader = Index.load(tmp_path)
-    reader.follows = False
+    reader.state.follows = False
     Index.build(-vectors, table(60), "binary").save(tmp_path)
     assert reader.search(vectors[:5], 1).ids.ravel().tolist() == [0, 1, 2, 3, 4]
     reader.save(tmp_path / "copy")
@@ -111,7 +111,7 @@ def test_a_refined_index_keeps_a_context_of_real_vectors(tmp_path: Path) -> None
     index = Index.build(vectors, table(80), "sq8", refiner=refiner)
     index.save(tmp_path)
     index = Index.load(tmp_path)
-    assert index._committed.context.engine.kind == "exact"
+    assert index.state.committed.context.engine.kind == "exact"
     found, expected = (each.search(unit(9, seed=2), 5, refiner) for each in (index, exact))
     assert recall(found.ids, expected.ids) > 0.95
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-3)

@@ -159,7 +159,7 @@ def test_passwords_are_never_shown(
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     vectors, table = images(4)
     with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
-        facts = f"{index.describe()} {index!r} {index._engine.read_facts(index._table)}"
+        facts = f"{index.describe()} {index!r} {index._engine.read_facts(index._table.name)}"
     with pytest.raises(EngineUnavailableError) as raised:
         RemoteIndex.connect(server.url("x", free_port()), timeout=0.3)
     assert "s3cret" not in facts + str(raised.value) + capsys.readouterr().err

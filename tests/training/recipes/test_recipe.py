@@ -201,7 +201,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("optimizer: null\n", "recipe.yaml:1: optimizer is a group; write its settings below it"),
         ("epochs: 1\ndata: 3\n", "recipe.yaml:2: data is a group"),
         ("data:\n  noise: 0.1\n", "recipe.yaml:2: data.noise is a group; write its settings below it"),
-        ("loss: null\n", "recipe.yaml:1: loss is a group; write its settings below it"),
+        ("loss: null\n", "recipe.yaml:1: loss = null must be the name of a Loss class"),
         ("loss: {class_path: MultiSimilarityLoss, init_args: {tile_rows: 0}}\n", "tile_rows = 0 must be at least 1"),
         ("loss: {class_path: MultiSimilarityLoss, init_args: {base: .nan}}\n", "base = nan must be a finite number"),
         ("epochs: 1\nepochs: 2\n", "recipe.yaml:2: epochs is given twice"),

@@ -18,11 +18,10 @@ from vicinal.data.images.decoding import REDUCTIONS, EncodedJpeg, decoded, open_
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
-from vicinal.utils.console import log, track
+from vicinal.utils.console import listed, log, track
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed
 from vicinal.utils.threads import thread_pool
-from vicinal.utils.wording import listed
 
 Batch = dict[str, Any]
 """The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""

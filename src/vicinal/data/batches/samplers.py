@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from vicinal.data.batches.balanced_batches import DRAWS, ClassSampling, rows_by_class
 from vicinal.utils.arrays import Integers
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 
 class EpochBatchSampler(ABC):

@@ -21,8 +21,8 @@ def vehicle_id(root: str | Path | None = None, size: Literal["small", "medium", 
 
     13,134 vehicles are for training (13,164 in the list that is handed out). The published protocol has three
     test sets, and draws queries and gallery at random, so they are not in the table: evaluate the split `test` with
-    :func:`~vicinal.evaluation.vehicle_id.evaluate_vehicle_id`. Model and color of the vehicles are the columns `model`
-    and `color`, numbers as published or empty, if the folder `attribute` is there.
+    :func:`~vicinal.evaluation.evaluate_vehicle_id`. Model and color of the vehicles are the columns `model` and
+    `color`, numbers as published or empty, if the folder `attribute` is there.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It

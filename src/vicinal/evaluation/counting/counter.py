@@ -1,60 +1,21 @@
-"""Counts how many scores rank before each positive, tile by tile, on the CPU."""
+"""Count how many scores rank before each positive, tile by tile: by compiled loops on a CPU, by PyTorch on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.counting.positives import Positives
+from vicinal.evaluation.counting.positives import Positives, RankCounts, Tile, ranking_keys
 from vicinal.evaluation.relevance import Relevance
-from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
+from vicinal.utils.arrays import Booleans, ShortIntegers
+from vicinal.utils.devices import uses_kernel
 from vicinal.utils.threads import run_parts
 
-LANES = 128  # columns that are read together where a tile is read by columns: some cache lines of each row
 PIECES_PER_THREAD = 4
-MASKED = float(np.finfo(np.float32).min) / 2  # below every score, and its difference to any score is finite
-
-
-class Tile(NamedTuple):
-    """A tile of scores.
-
-    Attributes:
-        scores: float32 [queries, gallery rows], or transposed.
-        start: the first query.
-        first_row: the first gallery row.
-    """
-
-    scores: Floats
-    start: int
-    first_row: int
-
-
-class RankCounts(NamedTuple):
-    """What is counted for the positives of some queries.
-
-    Attributes:
-        positives: the positives of the queries.
-        rows_by_label: int64 [g], the gallery rows ordered by label.
-        begin: int64 [queries], where the rows with the label of the query begin in `rows_by_label`. Rows with the label
-            of the query are never counted.
-        end: int64 [queries], where they end.
-        num_before: int32 [slots + queries], how many scores rank before this positive but not before the positive ahead
-            of it. Each query has one more slot behind its own, which is not read.
-        is_tied: bool [slots], whether a counted score equals that of this positive. Of positives with equal scores, one
-            or two are marked.
-    """
-
-    positives: Positives
-    rows_by_label: Integers
-    begin: Integers
-    end: Integers
-    num_before: ShortIntegers
-    is_tied: Booleans
 
 
 class Counter:
@@ -113,6 +74,8 @@ class Counter:
 
     def _count_in_threads(self, kernel: Callable[..., None], tile: Tile, queries: int) -> None:
         """Run a kernel over the queries of a tile, in as many threads as PyTorch uses."""
+        from vicinal.evaluation.counting.kernels import LANES
+
         threads = min(torch.get_num_threads(), -(-queries // LANES))
         if threads == 1:
             kernel(tile, self._counts, 0, queries)
@@ -120,3 +83,116 @@ class Counter:
         cuts = np.unique(np.linspace(0, queries, PIECES_PER_THREAD * threads + 1).astype(np.int64) // LANES * LANES)
         cuts[-1] = queries
         run_parts(partial(kernel, tile, self._counts), cuts.tolist(), threads)
+
+
+MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
+MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
+
+
+class DeviceCounter:
+    """Counts in tiles of scores on the device that holds them, for some queries and one level of labels.
+
+    Args:
+        positives: the positives of the queries.
+        relevance: the relevance they come from.
+        start: the first of the queries.
+        device: the device of the scores.
+
+    Example:
+        >>> relevance = Relevance(np.array([1]), np.array([0, 1, 0, 0]))
+        >>> positives = Positives(np.array([0.5], "f4"), np.array([1], "i4"), np.array([0, 1]), np.array([1]))
+        >>> counter = DeviceCounter(positives, relevance, start=0, device=torch.device("cpu"))
+        >>> counter.count(torch.tensor([[0.5, 0.5, 0.5, 0.9]]), start=0, first_row=0)
+        >>> counter.num_before, counter.is_tied
+        (array([2, 1], dtype=int32), array([ True]))
+    """
+
+    def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:
+        queries = len(positives.counts)
+        self._keys = torch.from_numpy(ranking_keys(positives.scores, positives.rows.astype(np.int64))).to(device)
+        self._first = torch.from_numpy(positives.first[:-1]).to(device)
+        self._counts = torch.from_numpy(positives.counts).to(device)
+        self._max_count = int(positives.counts.max(initial=0))
+        self._query_labels = torch.from_numpy(relevance.query_labels[start : start + queries]).to(device)
+        self._gallery_labels = torch.from_numpy(relevance.gallery_labels).to(device)
+        self._num_before = torch.zeros(len(self._keys) + queries, dtype=torch.int32, device=device)
+        self._is_tied = torch.zeros(len(self._keys), dtype=torch.bool, device=device)
+
+    @property
+    def num_before(self) -> ShortIntegers:
+        """See :class:`RankCounts`."""
+        return self._num_before.cpu().numpy()
+
+    @property
+    def is_tied(self) -> Booleans:
+        """See :class:`RankCounts`."""
+        return self._is_tied.cpu().numpy()
+
+    def count(self, scores: Tensor, start: int, first_row: int) -> None:
+        """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
+        if self._max_count <= MAX_KERNEL_POSITIVES and uses_kernel(scores, "device_kernel", _kernel_agrees):
+            self._count_by_kernel(scores, start, first_row)
+        else:
+            self._count_by_search(scores, start, first_row)
+
+    def _count_by_search(self, scores: Tensor, start: int, first_row: int) -> None:
+        rows = max(1, MAX_SCORES // scores.shape[1])
+        for first in range(0, len(scores), rows):
+            self._count(scores[first : first + rows], start + first, first_row)
+
+    def count_transposed(self, scores: Tensor, start: int, first_row: int) -> None:
+        """Count in a tile whose columns are queries and whose rows are gallery rows."""
+        self.count(scores.T, start, first_row)
+
+    def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:
+        from vicinal.evaluation.counting import device_kernel  # imports Triton
+
+        labels, is_tied = (self._query_labels, self._gallery_labels), self._is_tied.view(torch.uint8)
+        slots = device_kernel.Slots(self._keys, self._first, self._counts, *labels, self._num_before, is_tied)
+        device_kernel.count(scores, slots, start, first_row, self._max_count)
+
+    def _count(self, scores: Tensor, start: int, first_row: int) -> None:
+        queries = torch.arange(start, start + len(scores), device=scores.device)
+        rows = torch.arange(first_row, first_row + scores.shape[1], device=scores.device)
+        is_counted = self._gallery_labels[rows] != self._query_labels[queries][:, None]
+        query, column = (is_counted & (self._counts[queries] > 0)[:, None]).nonzero(as_tuple=True)
+        keys = _keys(scores[query, column], rows[column])
+        query = queries[query]
+        slots = self._first_slot_after(keys, query)
+        self._num_before.index_add_(0, slots + query, torch.ones_like(slots, dtype=torch.int32))
+        first, end = self._first[query], self._first[query] + self._counts[query]
+        for neighbor in (slots, slots - 1):
+            inside = (neighbor >= first) & (neighbor < end)
+            is_equal = self._keys[neighbor[inside]] >> 32 == keys[inside] >> 32
+            self._is_tied[neighbor[inside][is_equal]] = True
+
+    def _first_slot_after(self, keys: Tensor, query: Tensor) -> Tensor:
+        """The slot of the first positive that each score ranks before, by binary search."""
+        low, high = self._first[query], self._first[query] + self._counts[query]
+        for _ in range(self._max_count.bit_length()):
+            middle = (low + high) // 2
+            ahead = (low < high) & (self._keys[middle.clamp(max=len(self._keys) - 1)] < keys)
+            low, high = torch.where(ahead, middle + 1, low), torch.where(ahead, high, middle)
+        return low
+
+
+def _kernel_agrees(device: torch.device) -> bool:
+    """Whether the kernel counts the same as PyTorch, on a small example with ties."""
+    relevance = Relevance(np.array([1, 2]), np.array([0, 1, 1, 0, 2]))
+    found = Positives(
+        np.array([0.75, 0.5, 0.25], "f4"), np.array([1, 2, 4], "i4"), np.array([0, 2, 3]), np.array([2, 1])
+    )
+    scores = torch.tensor([[0.5, 0.75, 0.5, 0.9, 0.1], [0.25, 0.2, 0.3, 0.1, 0.25]], device=device)
+    by_kernel, by_search = (DeviceCounter(found, relevance, 0, device) for _ in range(2))
+    by_kernel._count_by_kernel(scores, 0, 0)
+    by_search._count_by_search(scores, 0, 0)
+    counted = [0, 1, 3]  # the others are of what ranks behind all positives, which nobody reads
+    is_same = (by_kernel.num_before == by_search.num_before)[counted].all()
+    return bool(is_same and (by_kernel.is_tied == by_search.is_tied).all())
+
+
+def _keys(scores: Tensor, rows: Tensor) -> Tensor:
+    """The same as :func:`~vicinal.evaluation.counting.positives.ranking_keys`."""
+    bits = (0 - scores).view(torch.int32).long()
+    bits = bits ^ ((bits >> 63) & 0x7FFFFFFF)
+    return (bits << 32) | rows

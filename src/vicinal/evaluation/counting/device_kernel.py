@@ -1,4 +1,4 @@
-"""The counting of :mod:`~vicinal.evaluation.counting.device_counter` as a Triton kernel, which reads each score once.
+"""The counting of :mod:`~vicinal.evaluation.counting.counter` as a Triton kernel, which reads each score once.
 
 Importing this module imports Triton.
 """
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vicinal.utils.kernels import block_sizes
+from vicinal.utils.devices import block_sizes
 
 
 class Slots(NamedTuple):

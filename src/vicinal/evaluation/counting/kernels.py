@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vicinal.evaluation.counting.counter import LANES, MASKED, RankCounts, Tile
+from vicinal.evaluation.counting.positives import MASKED, RankCounts, Tile
+from vicinal.evaluation.relevance import ExcludedPairs, LabelPairs
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 from vicinal.utils.compiled import compiled
 
+LANES = 128  # columns that are read together where a tile is read by columns: some cache lines of each row
 PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
 TRANSPOSED_ROWS = 16  # rows of a tile that are copied to columns at a time
 LANE = 64  # scores that are compared at a time with the lowest positive
@@ -45,7 +47,7 @@ class Workspace(NamedTuple):
 
 
 class QueryCounts(NamedTuple):
-    """The slots of one query in :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
+    """The slots of one query in :class:`~vicinal.evaluation.counting.positives.RankCounts`."""
 
     scores: Floats
     rows: ShortIntegers
@@ -257,40 +259,6 @@ def _compare(score: np.float32, row: int, low: int, high: int, positives: QueryC
 
 EXCLUDED_KEY = np.iinfo(np.int64).max  # ranks after everything
 MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 but its sign
-
-
-class LabelPairs(NamedTuple):
-    """Some queries, each with all gallery rows that have its label, which are its pairs.
-
-    Attributes:
-        queries: int64 [some], ordered by label.
-        gallery: int64 [others], the gallery rows with their labels, label by label.
-        offsets: int64 [some], where the rows with the label of each query begin in `gallery`.
-        starts: int64 [some + 1], where the pairs of each query begin, if all are numbered one query after the other.
-    """
-
-    queries: Integers
-    gallery: Integers
-    offsets: Integers
-    starts: Integers
-
-
-class ExcludedPairs(NamedTuple):
-    """What is excluded from the rankings of queries: themselves, and positives of the same group.
-
-    Attributes:
-        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none.
-        query_groups: int64 [q], -1 for no group.
-        gallery_groups: int64 [g].
-        query_labels: int64 [q], the labels that define the positives which groups exclude; -1 for no positives.
-        gallery_labels: int64 [g].
-    """
-
-    exclude_self: Integers
-    query_groups: Integers
-    gallery_groups: Integers
-    query_labels: Integers
-    gallery_labels: Integers
 
 
 @compiled

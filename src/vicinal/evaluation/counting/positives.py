@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.evaluation.relevance import Relevance
+from vicinal.evaluation.relevance import LabelPairs, Relevance
 from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
 from vicinal.retrieval.scores import BLOCK_ROWS, TILE_ROWS, ScoreBuffer, UnitVectors, round_up
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 
-if TYPE_CHECKING:
-    from vicinal.evaluation.counting.kernels import LabelPairs
-
-
+MASKED = float(np.finfo(np.float32).min) / 2  # below every score, and its difference to any score is finite
 MAX_PAIRS = 2**20  # pairs of a query and a gallery row with its label that are processed at a time
 GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one label: launching takes about as long
 
@@ -42,6 +39,43 @@ class Positives(NamedTuple):
     rows: ShortIntegers
     first: Integers
     counts: Integers
+
+
+class Tile(NamedTuple):
+    """A tile of scores.
+
+    Attributes:
+        scores: float32 [queries, gallery rows], or transposed.
+        start: the first query.
+        first_row: the first gallery row.
+    """
+
+    scores: Floats
+    start: int
+    first_row: int
+
+
+class RankCounts(NamedTuple):
+    """What is counted for the positives of some queries.
+
+    Attributes:
+        positives: the positives of the queries.
+        rows_by_label: int64 [g], the gallery rows ordered by label.
+        begin: int64 [queries], where the rows with the label of the query begin in `rows_by_label`. Rows with the label
+            of the query are never counted.
+        end: int64 [queries], where they end.
+        num_before: int32 [slots + queries], how many scores rank before this positive but not before the positive ahead
+            of it. Each query has one more slot behind its own, which is not read.
+        is_tied: bool [slots], whether a counted score equals that of this positive. Of positives with equal scores, one
+            or two are marked.
+    """
+
+    positives: Positives
+    rows_by_label: Integers
+    begin: Integers
+    end: Integers
+    num_before: ShortIntegers
+    is_tied: Booleans
 
 
 def ranked_positives(
@@ -137,8 +171,6 @@ def _scored_pairs(
 
 def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scores: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
-    from vicinal.evaluation.counting.kernels import LabelPairs
-
     begin, end = relevance.label_ranges(start, stop)
     lengths = end - begin
     for some in _query_groups(begin, lengths, max_pairs, max_scores):

@@ -1,16 +1,96 @@
-"""The contextual loss by dense matrices: for neighborhoods of any size, for all variants, and for GPUs."""
+"""Dense matrices, and the contextual loss by them: for neighborhoods of any size, for all variants, and for GPUs."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from typing_extensions import Self
 
-from vicinal.losses.contextual.matrices import DenseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, are_neighbors, contextual_similarity
+
+
+class DenseMatrix:
+    """A matrix as a tensor.
+
+    Args:
+        values: float [n, n].
+
+    Example:
+        >>> matrix = DenseMatrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+        >>> matrix.scaled(torch.tensor([1.0, 10.0])).row_sums()
+        tensor([ 3., 30.])
+    """
+
+    is_sparse: ClassVar[bool] = False
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def __add__(self, other: Self) -> Self:
+        return self._with(self.values + other.values)
+
+    def __sub__(self, other: Self) -> Self:
+        return self._with(self.values - other.values)
+
+    def __mul__(self, other: Self) -> Self:
+        return self._with(self.values * other.values)
+
+    def __matmul__(self, other: Self) -> Self:
+        return self._with(self._times(other))
+
+    @property
+    def T(self) -> Self:  # noqa: N802
+        return self._with(self.values.T)
+
+    def half(self) -> Self:
+        return self._with(self.values / 2)
+
+    def at_product(self, a: Self, b: Self) -> Self:
+        return self._with(a._times(b).mul_(self.values))
+
+    def at_symmetric_product(self, a: Self, b: Self) -> Self:
+        total = a @ b
+        return self._with((total + total.T).values.mul_(self.values))
+
+    def add_product_(self, a: Self, b: Self) -> Self:
+        """Add a product in place."""
+        a._times(b, self.values)
+        return self
+
+    def scaled(self, rows: Tensor) -> Self:
+        return self._with(self.values * self.own(rows))
+
+    def divided(self, rows: Tensor) -> Self:
+        return self._with(self.values / self.own(rows))
+
+    def plus_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        return self._with((self.own(rows) + columns).add_(self.values))
+
+    def times_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        return self._with((self.own(rows) + columns).mul_(self.values))
+
+    def row_sums(self) -> Tensor:
+        return self.values.sum(dim=1)
+
+    def sum_of_squares(self) -> Tensor:
+        # Row by row: the sum of millions of squares in one go loses four digits of float32.
+        return torch.linalg.vector_norm(self.values, dim=1).square().sum()
+
+    def own(self, rows: Tensor) -> Tensor:
+        """One number per row, [n], as a column beside the values."""
+        return rows[:, None]
+
+    def _times(self, other: Self, total: Tensor | None = None) -> Tensor:
+        """The values of a product, added in place to those of `total` if that is given."""
+        return self.values @ other.values if total is None else total.addmm_(self.values, other.values)
+
+    def _with(self, values: Tensor) -> Self:
+        return type(self)(values)
+
 
 D = TypeVar("D", bound=DenseMatrix)
 

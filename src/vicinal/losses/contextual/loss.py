@@ -8,16 +8,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vicinal.losses.base import Loss, Walk, zero_loss
+from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.contextual.dense import dense_loss
-from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.row_blocks import row_block_loss
-from vicinal.losses.contextual.sparse import NeighborSearch, find_neighborhoods, neighborhoods_of, sparse_loss
+from vicinal.losses.contextual.sparse import (
+    NeighborSearch,
+    SparseMatrix,
+    find_neighborhoods,
+    neighborhoods_of,
+    sparse_loss,
+)
 from vicinal.losses.contextual.variants import Variant, with_gradient
-from vicinal.similarity.checks import can_read_values
+from vicinal.similarity.embeddings import can_read_values
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.pairs import MaskedPairs
+from vicinal.similarity.rows import MaskedPairs
+from vicinal.similarity.tiles import TilePass
 from vicinal.utils import distributed
 from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positive, is_integer, shown
 from vicinal.utils.errors import InputError, one_line
@@ -153,7 +159,7 @@ class ContextualLoss(Loss):
             return self._dense(batch, k, distributed.own_rows(len(batch)))
         return self._dense(batch, k)
 
-    def walk(self, source: PairSource) -> Walk | None:
+    def tile_pass(self, source: PairSource) -> TilePass | None:
         if source.references is not source.anchors or len(source) < 2 or not self._may_be_sparse(source):
             return None
         n, k = len(source), min(self.k or _class_size(source), len(source))
@@ -163,7 +169,7 @@ class ContextualLoss(Loss):
             neighborhoods = neighborhoods_of(search.found, n, source.anchors.dtype)
             return self._dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
 
-        return Walk(finish, look=search.look)
+        return TilePass(finish, observe=search.observe)
 
     def _sparse(self, source: PairSource, neighborhoods: Neighborhoods[SparseMatrix]) -> Tensor:
         assert source.labels is not None

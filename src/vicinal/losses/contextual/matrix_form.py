@@ -18,13 +18,60 @@ matrices of ones, R = N' * N'^T, c and r the row sums of N and R, m = n - c:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from vicinal.losses.contextual.matrices import Matrix
 from vicinal.losses.contextual.variants import Variant
+
+
+class Matrix(Protocol):
+    """A matrix [n, n] of a float type. Vectors are tensors [n] of the same type.
+
+    Attributes:
+        is_sparse: whether it holds only its entries that are not 0.
+    """
+
+    is_sparse: ClassVar[bool]
+
+    def __add__(self, other: Self) -> Self: ...
+    def __sub__(self, other: Self) -> Self: ...
+    def __mul__(self, other: Self) -> Self:
+        """The elementwise product."""
+
+    def __matmul__(self, other: Self) -> Self: ...
+
+    @property
+    def T(self) -> Self:  # noqa: N802 - as in numpy and torch
+        """The transpose."""
+
+    def half(self) -> Self:
+        """The matrix divided by 2."""
+
+    def at_product(self, a: Self, b: Self) -> Self:
+        """`self * (a @ b)`, computed only at the entries of this matrix."""
+
+    def at_symmetric_product(self, a: Self, b: Self) -> Self:
+        """`self * (a @ b + (a @ b).T)`, computed only at the entries of this matrix."""
+
+    def scaled(self, rows: Tensor) -> Self:
+        """`self * rows[:, None]`."""
+
+    def divided(self, rows: Tensor) -> Self:
+        """`self / rows[:, None]`."""
+
+    def plus_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        """`self + (rows[:, None] + columns)`, computed only at the entries of this matrix."""
+
+    def times_sum(self, rows: Tensor, columns: Tensor) -> Self:
+        """`self * (rows[:, None] + columns)`."""
+
+    def row_sums(self) -> Tensor: ...
+
+    def sum_of_squares(self) -> Tensor: ...
+
 
 M = TypeVar("M", bound=Matrix)
 

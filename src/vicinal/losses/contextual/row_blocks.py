@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from vicinal.losses.contextual.dense import error_of, gradient_of
-from vicinal.losses.contextual.matrices import DenseMatrix
+from vicinal.losses.contextual.dense import DenseMatrix, error_of, gradient_of
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, are_neighbors, with_gradient
 from vicinal.utils import distributed

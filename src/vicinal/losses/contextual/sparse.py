@@ -1,18 +1,136 @@
-"""The contextual loss of small neighborhoods by sparse matrices: no matrix of all pairs is ever held."""
+"""Sparse matrices, and the contextual loss of small neighborhoods by them: no matrix of all pairs is ever held."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
-from vicinal.losses.contextual.matrices import SparseMatrix
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack, with_gradient
 from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
 
+MAX_TERMS = 2**20
+"""Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""
+
 Found = tuple[Tensor, Tensor]
 NOTHING: Found = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """A matrix with few entries, on the CPU.
+
+    Attributes:
+        csr: a scipy.sparse.csr_array, of type Any because its stubs lack most methods.
+
+    Example:
+        >>> matrix = SparseMatrix.from_indices(torch.tensor([[0, 1], [1, 0], [1, 1]]), n=2, dtype=torch.float32)
+        >>> (matrix @ matrix).row_sums()
+        tensor([2., 3.])
+    """
+
+    csr: Any
+
+    is_sparse: ClassVar[bool] = True
+
+    @classmethod
+    def from_indices(cls, indices: Tensor, n: int, dtype: torch.dtype) -> SparseMatrix:
+        """A matrix [n, n] with ones at the given rows and columns, int [m, 2], which are sorted."""
+        first = np.searchsorted(indices[:, 0].contiguous().numpy(), np.arange(n + 1))
+        ones = torch.ones(len(indices), dtype=dtype).numpy()
+        return cls(sparse.csr_array((ones, indices[:, 1].int().numpy(), first), shape=(n, n)))
+
+    @classmethod
+    def from_labels(cls, labels: Tensor, dtype: torch.dtype) -> SparseMatrix:
+        """A matrix with a one for each pair of equal labels, including the diagonal."""
+        classes = labels.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
+        n = len(classes)
+        ones = torch.ones(n, dtype=dtype).numpy()
+        member = sparse.csr_array((ones, classes.numpy(), np.arange(n + 1)), shape=(n, n))
+        return cls(member @ member.T.tocsr())
+
+    def __add__(self, other: SparseMatrix) -> SparseMatrix:
+        return SparseMatrix(self.csr + other.csr)
+
+    def __sub__(self, other: SparseMatrix) -> SparseMatrix:
+        return SparseMatrix(self.csr - other.csr)
+
+    def __mul__(self, other: SparseMatrix) -> SparseMatrix:
+        return SparseMatrix(self.csr.multiply(other.csr).tocsr())
+
+    def __matmul__(self, other: SparseMatrix) -> SparseMatrix:
+        return SparseMatrix(self.csr @ other.csr)
+
+    @property
+    def T(self) -> SparseMatrix:  # noqa: N802
+        return SparseMatrix(self.csr.T.tocsr())
+
+    def half(self) -> SparseMatrix:
+        return self._with(self.csr.data * self.csr.dtype.type(0.5))
+
+    def at_product(self, a: SparseMatrix, b: SparseMatrix) -> SparseMatrix:
+        blocks = [self.csr[rows].multiply(a.csr[rows] @ b.csr).tocsr() for rows in _row_blocks(a.csr, b.csr)]
+        return SparseMatrix(blocks[0] if len(blocks) == 1 else sparse.vstack(blocks, format="csr"))
+
+    def at_symmetric_product(self, a: SparseMatrix, b: SparseMatrix) -> SparseMatrix:
+        return self.at_product(a, b) + self.T.at_product(a, b).T
+
+    def scaled(self, rows: Tensor) -> SparseMatrix:
+        return self._with(self.csr.data * self._broadcast_rows(rows))
+
+    def divided(self, rows: Tensor) -> SparseMatrix:
+        return self._with(self.csr.data / self._broadcast_rows(rows))
+
+    def plus_sum(self, rows: Tensor, columns: Tensor) -> SparseMatrix:
+        return self._with(self.csr.data + (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
+
+    def times_sum(self, rows: Tensor, columns: Tensor) -> SparseMatrix:
+        return self._with(self.csr.data * (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
+
+    def row_sums(self) -> Tensor:
+        return torch.from_numpy(np.asarray(self.csr.sum(axis=1, dtype=self.csr.dtype)).ravel())
+
+    def sum_of_squares(self) -> Tensor:
+        return torch.linalg.vector_norm(torch.from_numpy(self.csr.data)).square()
+
+    def without_diagonal(self) -> SparseMatrix:
+        """The matrix with zeros on the diagonal."""
+        rows = self._broadcast_rows(torch.arange(self.csr.shape[0]))
+        return self._with(np.where(rows == self.csr.indices, 0, self.csr.data))
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """The product with vectors [n, d]."""
+        return torch.from_numpy(self.csr @ vectors.numpy())
+
+    def transposed_times(self, vectors: Tensor) -> Tensor:
+        """The product of the transpose with vectors [n, d]."""
+        return torch.from_numpy(self.csr.T @ vectors.numpy())
+
+    def _broadcast_rows(self, numbers: Tensor) -> Any:
+        return np.repeat(numbers.numpy(), np.diff(self.csr.indptr))
+
+    def _broadcast_columns(self, numbers: Tensor) -> Any:
+        return numbers.numpy()[self.csr.indices]
+
+    def _with(self, data: Any) -> SparseMatrix:
+        return SparseMatrix(sparse.csr_array((data, self.csr.indices, self.csr.indptr), shape=self.csr.shape))
+
+
+def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
+    """Blocks of rows of `a` whose products with `b` have at most `MAX_TERMS` terms, if they are not one row."""
+    terms = np.concatenate([[0], np.cumsum(np.diff(b.indptr)[a.indices])])[a.indptr]
+    start = 0
+    while start < a.shape[0]:
+        stop = max(start + 1, int(np.searchsorted(terms, terms[start] + MAX_TERMS, "right")) - 1)
+        yield slice(start, stop)
+        start = stop
 
 
 def find_neighborhoods(
@@ -35,7 +153,7 @@ def find_neighborhoods(
     search, step = NeighborSearch(k, epsilon, max_neighbors), default_tile_rows(n, vectors.device)
     for start in range(span.start, span.stop, step):
         tile = slice(start, min(start + step, span.stop))
-        search.look(vectors[tile] @ vectors.T, tile)
+        search.observe(vectors[tile] @ vectors.T, tile)
         if search.found is None:
             break
     found = _gathered(search.found) if is_divided else search.found
@@ -62,7 +180,7 @@ class NeighborSearch:
         self.k, self.epsilon, self.max_neighbors = k, epsilon, max_neighbors
         self.found: list[Found] | None = [NOTHING]
 
-    def look(self, similarity: Tensor, span: slice) -> None:
+    def observe(self, similarity: Tensor, span: slice) -> None:
         """Search the similarities [rows, n] of a span of samples; those to themselves become 1."""
         if self.found is None:
             return

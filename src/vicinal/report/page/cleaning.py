@@ -13,13 +13,14 @@ import numpy as np
 import pandas as pd
 
 from vicinal.analysis import Findings
+from vicinal.data.cleaning_decisions import decided_rows
 from vicinal.data.table import Table
 from vicinal.report.page.common import sizes_figure
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list
 from vicinal.report.page.header import header_line, relative_paths, without_home
 from vicinal.report.page.markup import Markup, Section, document, element, percent, section, table, tall
+from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
-from vicinal.utils.wording import counted
 
 
 class ReviewFrames(ImageFrames):
@@ -39,7 +40,12 @@ class ReviewFrames(ImageFrames):
 
 
 def write_cleaning_page(
-    path: str | Path, findings: Findings, *, title: str = "Findings", folder: str | None = None
+    path: str | Path,
+    findings: Findings,
+    *,
+    title: str = "Findings",
+    folder: str | None = None,
+    decisions: str | Path | None = None,
 ) -> None:
     """Write a page about findings: duplicates, label errors, outliers, clusters and more, to be looked through.
 
@@ -53,8 +59,11 @@ def write_cleaning_page(
         title: of the page.
         folder: that in which the paths of `decisions.csv` begin; None: the innermost that all images of the table are
             in. If these were selected from a larger table, it is that of all its images.
+        decisions: a file of earlier decisions, as the page saves it; they are made already. Those about images that are
+            not in the table any more are left out.
 
     Raises:
+        InputError: the file of decisions cannot be read, or a decision is impossible.
         OSError: the file cannot be written.
 
     Example:
@@ -83,17 +92,22 @@ def write_cleaning_page(
     groups: dict[str, list[Section | None]] = {"Review": [overview_section(findings, present)], **found}
     images = thumbnails.encoded()
     line = header_line(counted(len(findings.table), "image"), *thumbnails.notes())
-    data = {"images": images, "review": _review_data(frames, findings, folder)}
+    data = {"images": images, "review": _review_data(frames, findings, folder, decisions)}
     write_bytes(path, document(without_home(title), line, groups, data, style="review.css", script="review.js"))
 
 
-def _review_data(frames: ReviewFrames, findings: Findings, folder: str | None) -> dict[str, object]:
+def _review_data(
+    frames: ReviewFrames, findings: Findings, folder: str | None, decisions: str | Path | None
+) -> dict[str, object]:
     """What the script of the review reads; images are named by their paths below the folder of all of them."""
     table = findings.table
     names = _relative_keys(table, folder)
     images = {number: {"row": row, "path": names[row]} for number, row in frames.rows.items()}
     suggestions = _suggestions(frames, findings)
-    digest = hashlib.sha256(json.dumps([images, suggestions], sort_keys=True).encode()).hexdigest()
+    decisions_by_row = {} if decisions is None else decided_rows(table, Path(decisions), ignore_missing=True)
+    decided = [(number, decisions_by_row[row].action, decisions_by_row[row].new_label)
+               for number, row in frames.rows.items() if row in decisions_by_row]  # fmt: skip
+    digest = hashlib.sha256(json.dumps([images, suggestions, decided], sort_keys=True).encode()).hexdigest()
     has_labels = table.has("label")
     return {
         "key": digest[:16],
@@ -101,6 +115,7 @@ def _review_data(frames: ReviewFrames, findings: Findings, folder: str | None) -
         "labels": [str(name) for name in table.classes] if has_labels else [],
         "images": images,
         "suggestions": suggestions,
+        "decided": decided,
     }
 
 
@@ -334,6 +349,7 @@ def _group_text(members: pd.DataFrame) -> str:
     words = [counted(len(members), "image")]
     words += [f"{MAX_IN_GROUP} shown"] * (len(members) > MAX_IN_GROUP)
     words += ["different labels"] * bool(first["is_contradiction"]) + ["several splits"] * bool(first["is_leak"])
+    words += ["taken at different times, a burst"] * bool(first.get("is_burst", False))
     return " · ".join(words)
 
 

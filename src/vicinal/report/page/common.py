@@ -15,7 +15,7 @@ from vicinal.report.page.frames import ImageFrames, entry, entry_list, frame_lis
 from vicinal.report.page.markup import Markup, Section, facts, figure, note, percent, section, table
 from vicinal.report.page.run import Run
 from vicinal.utils.arrays import Integers
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 MAX_BINS = 40  # of class sizes
 

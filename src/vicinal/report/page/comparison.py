@@ -12,8 +12,8 @@ from vicinal.analysis import QueryNeighbors, pair_similarities, query_changes, q
 from vicinal.analysis.neighbors import check_evaluation
 from vicinal.analysis.scores import query_metric
 from vicinal.data.table import Table
+from vicinal.evaluation.bootstrap import common_metrics
 from vicinal.evaluation.model_costs import HEADS, cost_cells
-from vicinal.evaluation.paired import common_metrics
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.resampling import count_query_classes
 from vicinal.evaluation.result import Evaluation

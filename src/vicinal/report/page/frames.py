@@ -18,8 +18,8 @@ from vicinal.data.table import Table
 from vicinal.report.labels import shorten
 from vicinal.report.page.header import relative_paths
 from vicinal.report.page.markup import Markup, breakable, element, joined
+from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
 KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: cosine similarity"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from vicinal.data.table import Table
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 
 def header_line(*parts: str | None) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 from vicinal.evaluation.resampling import MIN_CLASSES
 from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.markup import Markup, Section, element, fold, joined, note, percent, section, table
-from vicinal.utils.wording import counted
+from vicinal.utils.console import counted
 
 HEADLINES = ("recall@1", "R-precision", "mAP@R", "mAP")
 MEANINGS = {

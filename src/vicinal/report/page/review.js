@@ -24,7 +24,8 @@ for (const cell of cells) {
   relabel.addEventListener("click", () => askLabel(number, cell));
   relabel.hidden = !review.hasLabels;
   cell.setAttribute("aria-keyshortcuts", review.hasLabels ? "x r c u" : "x c u");
-  cell.after(element("div", { className: "marks" }, drop, relabel), element("span", { className: "decided" }));
+  cell.after(element("div", { className: "marks" }, drop, relabel), element("span", { className: "decided" }),
+    element("span", { className: "file", textContent: review.images[number].path }));
   cell.addEventListener("focus", () => { setCurrent(cells.indexOf(cell)); });
 }
 function refresh() {
@@ -50,11 +51,14 @@ function save() {
   refresh();
 }
 function restore() {
+  const before = review.decided.map(([number, action, label]) => [number, { action, label }]);
+  let saved = null;
   try {
-    for (const [number, decision] of JSON.parse(window.localStorage.getItem(reviewKey)) || []) {
-      if (review.images[number]) decisions.set(number, decision);
-    }
+    saved = JSON.parse(window.localStorage.getItem(reviewKey));
   } catch { /* nothing was saved */ }
+  for (const [number, decision] of saved || before) {
+    if (review.images[number]) decisions.set(number, decision);
+  }
 }
 function decide(number, action, label = "") {
   decisions.set(number, { action, label });

@@ -17,8 +17,7 @@ from vicinal.report.page.header import without_home
 from vicinal.report.page.markup import Markup, Section, element, figure, section
 from vicinal.utils.errors import InputError
 from vicinal.utils.plain_yaml import load_yaml
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE_FACTOR, empty_log, read_log
+from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE_FACTOR, RunFolder, empty_log, read_log
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,8 +48,8 @@ from vicinal.report.page.metrics import bar, metrics_section
 from vicinal.report.page.run import Run, curves_section, read_run, recipe_section, settings
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Doubles, Integers
+from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
-from vicinal.utils.wording import counted
 
 
 def write_page(

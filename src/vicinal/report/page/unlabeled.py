@@ -16,8 +16,8 @@ from vicinal.report.page.header import header_line, left_out_text, model_text, s
 from vicinal.report.page.map import map_section
 from vicinal.report.page.markup import Section, document, section
 from vicinal.retrieval.scores import Array
+from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
-from vicinal.utils.wording import counted
 
 NUM_QUERIES = 24
 

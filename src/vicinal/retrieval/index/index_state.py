@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.column_kinds import ColumnKind
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
 from vicinal.retrieval.index.engines.half_store import HalfStore
-from vicinal.retrieval.index.engines.rescoring import Engine, RescoringEngine, read_codes, read_engine
+from vicinal.retrieval.index.engines.rescoring import RescoringEngine, read_codes, read_engine
 from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
+from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.vector_files import (
     CONTEXT,
@@ -28,12 +28,13 @@ from vicinal.retrieval.index.vector_files import (
     write_part,
 )
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
-from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.engines.rescoring import Engine
+
 Columns = dict[str, tuple[str, ColumnKind]]
-MAX_ID = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class IndexState:
         engine: all vectors, of deleted images too; an id is the number of vectors before it.
         ids: of the images that can be found, ascending.
         context: the unrefined vectors, of an index of refined ones.
+        selected: the ids of images that fulfill conditions, as far as they are remembered.
     """
 
     settings: Mapping[str, Any]
@@ -53,6 +55,7 @@ class IndexState:
     engine: SegmentedEngine
     ids: Integers
     context: RefinerContext | None = None
+    selected: dict[str, Integers] = field(default_factory=dict, init=False)
 
     @classmethod
     def read(cls, database: Database, before: IndexState | None = None) -> IndexState:
@@ -116,27 +119,43 @@ class IndexState:
         Raises:
             InputError: one is not that of an image that can be found.
         """
-        wanted = ids if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1 else self._integers(ids)
-        is_known = (wanted >= 0) & (wanted < self.next_id)
+        wanted = checked_ids(ids)
+        is_known = wanted < self.next_id
         is_known[is_known] = self.is_present[wanted[is_known]]
         if not is_known.all():
-            self.unknown(wanted[~is_known][0])
+            raise unknown_id(wanted[~is_known][0])
         return wanted
 
-    def _integers(self, ids: npt.ArrayLike) -> Integers:
-        # NumPy would make floats of a list with an integer beyond 64 bits
-        given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel().tolist()
-        for value in given:
-            if not is_integer(value):
-                raise InputError(f"id {value!r} is not an integer")
-            if abs(value) > MAX_ID:
-                self.unknown(value)
-        return np.array(given, dtype=np.int64)
+    def ascending(self, ids: npt.ArrayLike) -> Integers:
+        """The ids without duplicates, ascending; raises as :meth:`checked`."""
+        given = self.checked(ids)
+        return given if (np.diff(given) > 0).all() else np.unique(given)
 
-    @staticmethod
-    def unknown(number: object) -> NoReturn:
-        """Raise the InputError of an id that no image has."""
-        raise InputError(f"the index has no id {number}; it was never given or is deleted")
+    def checked_query_ids(self, query_ids: npt.ArrayLike | None, num_queries: int) -> Integers:
+        """The ids that the queries have in the index, -1 where they have none.
+
+        Raises:
+            InputError: the index is not refined, or there is not an id for each query.
+        """
+        if query_ids is None:
+            return np.full(num_queries, -1)
+        ids = np.asarray(query_ids)
+        if self.context is None:
+            raise InputError("query_ids are for the refinement of queries; this index is not refined")
+        if ids.shape != (num_queries,) or ids.dtype.kind not in "iu" or ids.min(initial=0) < -1:
+            raise InputError(
+                f"query_ids are {ids.dtype} {list(ids.shape)}; "
+                f"give an integer id for each of the {num_queries} queries, -1 for none"
+            )
+        self.checked(ids[ids >= 0])
+        return ids.astype(np.int64)
+
+    def have_vectors(self, ids: Integers, vectors: UnitVectors) -> Booleans:
+        """Whether the images of some ids, -1 for none, have these vectors; False for those of a refined index."""
+        is_same, known = np.zeros(len(ids), dtype=bool), np.flatnonzero(ids >= 0)
+        if self.context is None and len(known):
+            is_same[known] = (self.engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
+        return is_same
 
     def vectors_from(self, first: int) -> tuple[Floats, Floats | None]:
         """The vectors of the ids from one on, which are not in the vector files, and the unrefined ones or None."""
@@ -194,7 +213,7 @@ def _read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
     engine = read_engine(settings["kind"], read_part(folder, names, VECTORS), store, settings.get("rescore"))
     context = None
     if CONTEXT in names:
-        unrefined = SegmentedEngine(FaissEngine.from_bytes(read_part(folder, names, CONTEXT)))
+        unrefined = SegmentedEngine(read_codes("exact", read_part(folder, names, CONTEXT)))
         context = RefinerContext(unrefined, settings["refiner_fingerprint"])
     return IndexState(settings, {}, SegmentedEngine(engine), np.empty(0, np.int64), context)
 

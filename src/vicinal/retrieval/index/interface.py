@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ import numpy.typing as npt
 import pandas as pd
 from typing_extensions import Self
 
+from vicinal.data.column_kinds import Kinds
 from vicinal.data.columns import column_aliases
+from vicinal.data.moved import find_old_root, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
+from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
-from vicinal.retrieval.index.metadata import Metadata
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
@@ -30,62 +35,87 @@ class ImageIndex(ABC):
 
     :class:`~vicinal.Index` keeps them in memory and in a folder, :class:`RemoteIndex` in a database. What does not need
     all images at once needs no memory for all of them.
-
-    Attributes:
-        root: the folder of the images; None if it is unknown.
     """
-
-    root: str | None
 
     def __init__(self) -> None:
         self._verified_refiner: ContextRefiner | None = None
 
     @property
     @abstractmethod
-    def kind(self) -> str:
-        """How it is searched, such as `exact` or `hnsw`."""
+    def _settings(self) -> Mapping[str, Any]:
+        """What the index says about itself, as values of JSON."""
+
+    @abstractmethod
+    def _change_settings(self, **settings: Any) -> None:
+        """Change settings; None removes one."""
 
     @property
-    @abstractmethod
+    def kind(self) -> Kind:
+        """How it is searched, such as `exact` or `hnsw`."""
+        kind: Kind = self._settings["kind"]
+        return kind
+
+    @property
     def dim(self) -> int:
         """Number of dimensions of a vector."""
+        return int(self._settings["dim"])
+
+    @property
+    def rescore(self) -> int:
+        """Number of candidates per neighbor that are compared exactly; 0 for an index that is not searched by codes."""
+        return self._settings.get("rescore") or 0
+
+    @property
+    def root(self) -> str | None:
+        """The folder of the images, which :meth:`move` changes; None if it is unknown."""
+        return self._settings.get("root")
+
+    @root.setter
+    def root(self, root: str | None) -> None:
+        self._change_settings(root=root)
 
     @property
     @abstractmethod
+    def column_kinds(self) -> Kinds:
+        """The kinds of the columns by their names."""
+
+    @property
     def columns(self) -> list[str]:
         """The names of the columns."""
+        return ["id", *self.column_kinds]
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of images."""
 
-    @abstractmethod
     def describe(self) -> dict[str, str | float | None]:
-        """Return what the index is and contains, ready for JSON."""
-
-    def _with_provenance(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Facts of an index, where its images are, what made its vectors, and what their scores mean."""
+        """Return what the index is and contains, where its images are, and what made its vectors, ready for JSON."""
+        rescore = {"rescore": self.rescore} if self.rescore else {}
+        facts = {"kind": self.kind, **rescore, "images": len(self), "dimensions": self.dim, **self._further_facts()}
         names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
         calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
         root = {} if self.root is None else {"root": self.root}
-        return {**facts, **root, **self.made_with, **calibrated}
+        return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated}
+
+    @abstractmethod
+    def _further_facts(self) -> dict[str, Any]: ...
 
     # what made its vectors
 
     @property
-    @abstractmethod
     def model_fingerprint(self) -> str | None:
         """Identifies the model that made the vectors; None if it is unknown."""
+        return self._settings.get("model_fingerprint")
 
     @property
-    @abstractmethod
     def made_with(self) -> dict[str, str]:
         """The flags of `vicinal index build` that made the vectors; empty if they are unknown."""
+        return dict(self._settings.get("made_with") or {})
 
     @property
     def refiner_fingerprint(self) -> str | None:
         """Identifies the refiner that the index was built with; None if embeddings are not refined."""
-        return None
+        return self._settings.get("refiner_fingerprint")
 
     @property
     def calibration(self) -> Calibration | None:
@@ -94,19 +124,14 @@ class ImageIndex(ABC):
         Raises:
             InputError: when set: it is a calibration of another model.
         """
-        return self._stored_calibration()
+        stored = self._settings.get("calibration")
+        return None if stored is None else Calibration.from_dict(stored)
 
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
         if calibration is not None:
             calibration.check_model(self.fingerprint())
-        self._keep_calibration(calibration)
-
-    @abstractmethod
-    def _stored_calibration(self) -> Calibration | None: ...
-
-    @abstractmethod
-    def _keep_calibration(self, calibration: Calibration | None) -> None: ...
+        self._change_settings(calibration=None if calibration is None else calibration.to_dict())
 
     def fingerprint(self) -> str | None:
         """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
@@ -155,6 +180,13 @@ class ImageIndex(ABC):
             )
         self._verified_refiner = refiner
 
+    def _checked(self, vectors: Array, table: Table, refiner: ContextRefiner | None) -> UnitVectors:
+        """Vectors of length 1 that may be added with the rows of a table."""
+        self.check_refiner(refiner)
+        unit = checked_vectors(vectors, table)
+        self._check_dim(unit)
+        return unit
+
     def _check_dim(self, vectors: UnitVectors) -> None:
         if vectors.dim != self.dim:
             raise InputError(
@@ -163,7 +195,6 @@ class ImageIndex(ABC):
 
     # changes
 
-    @abstractmethod
     def add(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
         """Add vectors and return their new ids, int64 [n].
 
@@ -184,8 +215,11 @@ class ImageIndex(ABC):
                 infinity, a column has another type than before, or the refiner is not the index's.
             OSError: the changes cannot be written.
         """
+        return self._add(self._checked(vectors, table, refiner), table, refiner)
 
     @abstractmethod
+    def _add(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers: ...
+
     def upsert(self, vectors: Array, table: Table, refiner: ContextRefiner | None = None) -> Integers:
         """Add vectors in place of those of images with the same path and bounding box; return their ids, int64 [n].
 
@@ -208,6 +242,10 @@ class ImageIndex(ABC):
             >>> index.upsert(np.array([[1.0, 0.0], [1.0, 1.0]]), table)
             array([0, 2])
         """
+        return self._upsert(self._checked(vectors, table, refiner), table, refiner)
+
+    @abstractmethod
+    def _upsert(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers: ...
 
     @abstractmethod
     def delete(self, ids: npt.ArrayLike) -> None:
@@ -217,7 +255,6 @@ class ImageIndex(ABC):
             InputError: there is no image with one of the ids.
         """
 
-    @abstractmethod
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
         """Replace the columns of images, such as their prices; their vectors stay.
 
@@ -229,8 +266,14 @@ class ImageIndex(ABC):
             InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
                 than in other images.
         """
+        given = checked_ids(ids)
+        if len(given) != len(table):
+            raise InputError(f"{len(given)} ids, but a table of {len(table)} rows; there must be one row per id")
+        self._update(given, table)
 
     @abstractmethod
+    def _update(self, ids: Integers, table: Table) -> None: ...
+
     def move(self, root: str | Path) -> None:
         """Say where the images are after their folder was moved; the folders below it are as they were.
 
@@ -243,10 +286,25 @@ class ImageIndex(ABC):
         Raises:
             InputError: the images have no paths, or none of them is in the folder.
         """
+        new = os.path.abspath(root)
+        with self.transaction():
+            paths = self._some_paths()
+            if not paths:
+                raise InputError("the images of the index have no paths, so there is nothing to move")
+            old = find_old_root(paths, new, self.root)
+            self._move(old, new)
+            self.root = new if self.root is None else moved_path(self.root, old, new)
+
+    @abstractmethod
+    def _some_paths(self) -> list[str]:
+        """Paths of images, as many as tell where they were."""
+
+    @abstractmethod
+    def _move(self, old: str, new: str) -> None:
+        """Replace the folder at the beginning of paths."""
 
     # search
 
-    @abstractmethod
     def search(
         self,
         vectors: Array,
@@ -278,10 +336,19 @@ class ImageIndex(ABC):
             InputError: a vector contains NaN or infinity or has a different dimension, k is larger than the index, the
                 refiner is not the index's, or there is no image with one of the `query_ids`.
         """
+        self.check_refiner(refiner)
+        queries = UnitVectors(vectors, "query")
+        self._check_dim(queries)
+        return self._search(queries, k, refiner, query_ids, among)
 
     @abstractmethod
+    def _search(
+        self, queries: UnitVectors, k: int, refiner: ContextRefiner | None, query_ids: npt.ArrayLike | None, among: Any
+    ) -> Neighbors: ...
+
     def select(self, condition: str | None) -> Any:
         """Return the images whose columns fulfill a condition, for :meth:`search` and :meth:`count`; None: all."""
+        return None if condition is None else self.where(condition)
 
     @abstractmethod
     def count(self, among: Any = None, at_most: int | None = None) -> int:
@@ -342,10 +409,33 @@ class ImageIndex(ABC):
         """Return the vectors of some ids, float32 [n, dim]."""
 
     @abstractmethod
+    def present(self, ids: npt.ArrayLike) -> Integers:
+        """Return those of some ids that exist, without duplicates, ascending."""
+
+    @abstractmethod
+    def vectors(self) -> Floats:
+        """Return the vectors that are searched, in ascending order of ids.
+
+        They are unit vectors, refined if the index is. Where it is searched by codes, they are those that it rescores
+        with, float16; without, approximations from the codes.
+
+        Returns:
+            float32 [images, dim].
+
+        Example:
+            >>> import pandas as pd
+            >>> from vicinal import Index, Table
+            >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
+            >>> index.delete([0])
+            >>> index.vectors()
+            array([[0., 1., 0.],
+                   [0., 0., 1.]], dtype=float32)
+        """
+
+    @abstractmethod
     def contents(self) -> tuple[Floats, pd.DataFrame]:
         """Return all vectors and all rows, in ascending order of ids."""
 
-    @abstractmethod
     def rows_near(self, keys: Sequence[str], below: str | None) -> Metadata:
         """Return the rows that are compared with those of a table: of its keys, and of all images in a folder.
 
@@ -353,6 +443,7 @@ class ImageIndex(ABC):
             keys: what tells the images of the table apart.
             below: the folder; None: all images with a path.
         """
+        return self.metadata
 
     @abstractmethod
     def close(self) -> None:
@@ -364,10 +455,18 @@ class ImageIndex(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
+        """A block whose changes are made together at its end, or none if it fails; in a database each is made at once.
+
+        Raises:
+            InputError: another process still writes the index after the timeout.
+            OSError: the changes cannot be written.
+        """
+        return nullcontext()
+
+    def reading(self) -> AbstractContextManager[None]:
         """Keep other threads from changing the index during a block, where that is possible."""
-        yield
+        return nullcontext()
 
 
 def checked_vectors(vectors: Array, table: Table) -> UnitVectors:
@@ -380,7 +479,28 @@ def checked_vectors(vectors: Array, table: Table) -> UnitVectors:
     return unit
 
 
-def check_one_row_per_id(ids: Integers, table: Table) -> None:
-    """Raise InputError unless a table has one row per id."""
-    if len(ids) != len(table):
-        raise InputError(f"{len(ids)} ids, but a table of {len(table)} rows; there must be one row per id")
+def checked_ids(ids: npt.ArrayLike) -> Integers:
+    """Return ids as int64 [n]; raises InputError if one cannot be an id."""
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.min(initial=0) >= 0:
+        return ids.ravel()
+    # NumPy would make floats of a list with an integer beyond 64 bits
+    given = np.asarray(ids, None if hasattr(ids, "dtype") else object).ravel().tolist()
+    for value in given:
+        if not is_integer(value):
+            raise InputError(f"id {value!r} is not an integer")
+        if not 0 <= value <= MAX_ID:
+            raise unknown_id(value)
+    return np.array(given, dtype=np.int64)
+
+
+def unknown_id(number: object) -> InputError:
+    """The error of an id that no image has."""
+    return InputError(f"the index has no id {number}; it was never given or is deleted")
+
+
+def impossible_k(k: object, number: int, is_selection: bool) -> InputError:
+    """The error of a search for more or fewer neighbors than there can be."""
+    if not number and not is_selection:
+        return InputError("the index is empty; add images before searching")
+    place = f"{number} images to search among" if is_selection else f"an index of {number} images"
+    return InputError(f"k = {k} is impossible in {place}; use 1 to {number}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
+from vicinal.retrieval.index.engines.rescoring import create_codes
 from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
+from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers
@@ -35,7 +36,7 @@ class RefinerContext:
     @classmethod
     def create(cls, kind: Kind, vectors: UnitVectors, refiner: ContextRefiner) -> RefinerContext:
         """Return a context of all embeddings: of the kind of the index, or of `auto` beside codes."""
-        engine = FaissEngine.create(kind if kind in ("exact", "hnsw") else "auto", vectors)
+        engine = create_codes(kind if kind in ("exact", "hnsw") else "auto", vectors)
         engine.add(vectors)
         return cls(SegmentedEngine(engine), refiner.fingerprint())
 

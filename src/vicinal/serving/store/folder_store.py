@@ -83,7 +83,7 @@ class FolderStore(Store):
         if not isinstance(index, Index):
             raise InputError(f"{self.folder} is not a folder")
         index.check_refiner(self.refiner)
-        index.follows = index.folds = index.shows_full_paths = False
+        index.state.follows = index.state.folds = index.shows_full_paths = False
         self._index = index
         self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
         if not self.read_only:
@@ -119,12 +119,12 @@ class FolderStore(Store):
 
     def added_with(self, key: str) -> list[int] | None:
         """The ids of what was added with a key; None if that is not known."""
-        return self._index.ids_of_request(key)
+        return self._index.state.database.ids_of_request(key)
 
     @property
     def num_unsaved(self) -> int:
         """The number of vectors that are in the database, but not in the vector files yet."""
-        return self._index.num_pending
+        return self._index.state.current().num_pending
 
     # reading
 
@@ -141,7 +141,7 @@ class FolderStore(Store):
 
     def column_facts(self) -> list[dict[str, Any]]:
         """The columns, with their distinct values where they are few."""
-        revision = self._index.revision
+        revision = self._index.state.revision
         if self._facts is None or self._facts[0] != revision:
             self._facts = revision, facts_of_index(self._index)
         return self._facts[1]
@@ -156,10 +156,13 @@ class FolderStore(Store):
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
             try:
-                self._index.refresh()
-                is_old = self._index.num_pending > 0 and time.monotonic() - last_fold > self.limits.save_seconds
-                if not self.read_only and (is_old or self._index.is_fold_due(self.limits.save_changes)):
-                    self._index.fold()
+                self._index.state.refresh()
+                is_old = (
+                    self._index.state.current().num_pending > 0
+                    and time.monotonic() - last_fold > self.limits.save_seconds
+                )
+                if not self.read_only and (is_old or self._index.state.is_fold_due(self.limits.save_changes)):
+                    self._index.state.fold()
                     last_fold = time.monotonic()
             except (InputError, OSError, MemoryError) as error:
                 log(f"{self.folder}: {one_line(error)}")
@@ -215,7 +218,7 @@ class FolderStore(Store):
             unused = self._own_images(changes.deleted)
             self._index.delete(changes.deleted)
             if changes.keys:
-                self._index.remember_requests(changes.keys)
+                self._index.state.database.remember_requests(changes.keys)
         return answers, unused
 
     def _own_images(self, ids: Sequence[int]) -> list[Path]:
@@ -241,7 +244,7 @@ class _Changes:
     """
 
     def __init__(self, index: Index, max_columns: int) -> None:
-        self._index, self._next_id = index, index.next_id
+        self._index, self._next_id = index, index.state.current().next_id
         self._kinds = ColumnKinds({name: kind.kind for name, kind in index.column_kinds.items()}, max_columns)
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
@@ -252,7 +255,8 @@ class _Changes:
         """Take the changes of a request; the ids that answer it, or what is wrong with it."""
         if request.vectors is None:
             return self._delete(request.deleted)
-        known = None if request.key is None else self.keys.get(request.key) or self._index.ids_of_request(request.key)
+        find = self._index.state.database.ids_of_request
+        known = None if request.key is None else self.keys.get(request.key) or find(request.key)
         if known is not None:
             return known
         try:

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 from typing_extensions import Self
 
 from vicinal.data.table import Table
-from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError, TransientFault
@@ -99,7 +98,7 @@ class RemoteStore(Store):
         known = None if key is None else self.added_with(key)
         if known is not None:
             return known
-        kinds = ColumnKinds(self._index.column_kinds(), self.limits.max_columns)
+        kinds = ColumnKinds(_kinds_of(self._index), self.limits.max_columns)
         row = kinds.checked(columns)
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
@@ -133,7 +132,12 @@ class RemoteStore(Store):
 
     def column_facts(self) -> list[dict[str, Any]]:
         """The name and type of each column."""
-        return facts_of_kinds(self._index.column_kinds())
+        return facts_of_kinds(_kinds_of(self._index))
+
+
+def _kinds_of(index: RemoteIndex) -> dict[str, str]:
+    """The kinds of the columns, such as integer and string."""
+    return {name: kind.kind for name, kind in index.column_kinds.items()}
 
 
 def _id_of(key: str) -> int:
@@ -150,42 +154,33 @@ class _ServedIndex(RemoteIndex):
         if self.watcher is not None and (problem := self.watcher.problem) is not None:
             raise EngineUnavailableError(self.url, problem)
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        self._check_connection()
-        return super()._call(function, *arguments)
-
     def select(self, condition: str | None) -> Selection | None:
         """Return the items that fulfill a condition, in which paths of this machine have no place."""
         if condition is None:
             return None
         self._check_connection()
         hidden = ("path", *FILE_COLUMNS)
-        kinds = {name: kind for name, kind in self._facts.kinds.items() if name not in hidden}
+        kinds = {name: kind for name, kind in self.column_kinds.items() if name not in hidden}
         tree = parse_index_condition(condition, kinds, self.column_aliases)
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
-
-    def column_kinds(self) -> dict[str, str]:
-        """The kinds of the columns, such as integer and string."""
-        return {name: kind.kind for name, kind in self._facts.kinds.items()}
 
     def insert(self, number: int, vectors: Floats, row: Mapping[str, Any]) -> None:
         """Write an item without a path under an id."""
         table = Table._from_valid(frame_of([row]))
-        self._write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
+        self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
     def look(self) -> str | None:
         """Ask the database once what the index says about itself; what is wrong, or None."""
-        known = self._facts.values
+        known = self._settings
         try:
-            facts = self._engine.read_facts(self._table)
+            facts = self._engine.read_facts(self._table.name)
         except TransientFault:  # perhaps of a connection from before the server was started again
-            facts = self._engine.read_facts(self._table)
+            facts = self._engine.read_facts(self._table.name)
         if facts is None:
             return "the index is not there any more"
         if any(facts.get(name) != known.get(name) for name in FIXED_FACTS):
             return "the index was built again; start the service again"
-        self._facts.take(facts, since=known)
-        self._calibration = Calibration.from_dict(facts["calibration"]) if "calibration" in facts else None
+        self._table.facts.take(facts, since=known)
         return None
 
 

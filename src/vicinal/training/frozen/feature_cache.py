@@ -32,11 +32,9 @@ from vicinal.models.modes import eval_mode
 from vicinal.models.precision import Precision, UsedPrecision, autocast_to, used_precision
 from vicinal.models.saving import hash_tensors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.console import log, track
+from vicinal.utils.console import listed, log, track
 from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import write_bytes
-from vicinal.utils.locks import hold_lock
-from vicinal.utils.wording import listed
+from vicinal.utils.files import hold_lock, write_bytes
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from abc import ABC
-from collections.abc import Callable, Sequence
-from copy import deepcopy
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-
-import docstring_parser
-import jsonargparse
 
 import vicinal.correction
 import vicinal.distillation
@@ -25,15 +19,20 @@ from vicinal.losses import CenterBasedLoss, Loss
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
-from vicinal.training.recipes.recipe_classes import OfferedClasses
+from vicinal.training.recipes.recipe_classes import (
+    ClassValue,
+    OfferedClasses,
+    create,
+    create_settings,
+    plain_values,
+    with_defaults,
+)
 from vicinal.training.recipes.recipe_file import RecipeFile
-from vicinal.training.recipes.recipe_schema import Schema, Setting, arguments_schema, settings_schema
+from vicinal.training.recipes.recipe_values import Schema, Setting, arguments_schema, settings_schema
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
-
-LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")  # of the help
 
 CONTINUED = ("epochs", "max_steps", "validation.patience")
 """The settings that may be larger or null where a run is resumed; its schedule is that of the new length."""
@@ -64,12 +63,18 @@ CHOSEN = ("batch_size", "samples_per_class", "epochs", "model.backbone", "precis
 class BaseRecipe(ABC):
     """All settings of a training run; subclasses define which.
 
+    Args:
+        values: all settings, nested, with every default filled in.
+        given: the settings that were given, with dots; the others have their defaults.
+        allow_imports: the packages whose classes it may name beside those of Vicinal.
+
     Attributes:
         settings: all settings except those of the model and the loss.
         model: arguments of the model's constructor.
         config: the recipe as plain nested values, with every default filled in.
-        allow_imports: the packages whose classes it may name beside those of Vicinal.
-        given: the settings that were given, with dots; the others have their defaults.
+
+    Raises:
+        InputError: a setting, or an argument of the loss, is impossible.
     """
 
     verb: ClassVar[str]  # of the command, for messages
@@ -78,62 +83,33 @@ class BaseRecipe(ABC):
     model_class: ClassVar[type]
     model_key: ClassVar[str]
     fixed_arguments: ClassVar[frozenset[str]]  # arguments of the model's constructor that are not settings
-    default_loss: ClassVar[type[Loss]]
+    default_loss: ClassVar[str]
 
     settings: BaseSettings
     model: dict[str, Any]
-    allow_imports: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
 
-    def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-        self._parser = parser
-        self._namespace = namespace
-        self.config: dict[str, Any] = json.loads(parser.dump(namespace, format="json", skip_unset=False))
-        self.model = namespace[self.model_key].as_dict()
-        objects = parser.instantiate(namespace)
-        names = [field.name for field in fields(self.settings_class)]
-        self.settings = self.settings_class(**{name: objects[name] for name in names})
+    def __init__(
+        self, values: dict[str, Any], given: frozenset[str] = frozenset(), allow_imports: tuple[str, ...] = ()
+    ) -> None:
+        self._values, self.given, self.allow_imports = values, given, allow_imports
+        self.config: dict[str, Any] = plain_values(values)
+        self.model = create(values[self.model_key])
+        self.settings = create_settings(values, settings_schema(self.settings_class))
+        loss = self.create_loss()
         if self.settings.samples_per_class == 1:
-            _check_single_samples(objects.loss)
-
-    @classmethod
-    def parser(cls) -> jsonargparse.ArgumentParser:
-        """The parser of the settings; its help describes all of them."""
-        parser = jsonargparse.ArgumentParser(
-            exit_on_error=False, add_help=False, usage=argparse.SUPPRESS, print_config=None
-        )
-        other_settings = {field.name for field in fields(cls.settings_class)} - cls.first_settings
-        parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*other_settings})
-        _add_model_arguments(parser, cls.model_class, cls.model_key, cls.fixed_arguments)
-        parser.add_subclass_arguments(Loss, "loss", default={"class_path": cls.default_loss.__name__})
-        parser.add_class_arguments(cls.settings_class, None, as_group=False, skip={*cls.first_settings})
-        return parser
-
-    @classmethod
-    def help(cls) -> str:
-        """The description of all settings, beginning with those that are needed most."""
-        parser = cls.parser()
-        groups = parser.groups or {}
-        for action in parser._actions:
-            if action.dest in groups and action.dest != "loss":
-                action.help = argparse.SUPPRESS  # a group may be read from a file of its own, which is rarely needed
-        for name, group in groups.items():
-            group.title = f"{name}: {group.title}"
-        names = sorted(groups, key=lambda name: name in LAST_GROUPS)
-        sections = [groups[name] for name in names]
-        ungrouped = parser._action_groups[1]
-        ungrouped.title = "training: batches, epochs and devices"
-        sections.insert(names.index("loss") + 1 if cls.first_settings <= {*names} else 0, ungrouped)
-        parser._action_groups = sections
-        return parser.format_help()
+            _check_single_samples(loss)
 
     @classmethod
     def schema(cls) -> Schema:
-        """The types of the settings, for messages about invalid recipes."""
-        model = arguments_schema(cls.model_class)
-        model = {name: setting for name, setting in model.items() if name not in cls.fixed_arguments}
-        loss = Setting(Loss, cls.default_loss())
-        return {**settings_schema(cls.settings_class), cls.model_key: model, "loss": loss}
+        """The names, types and defaults of the settings, those that are needed most first."""
+        settings = settings_schema(cls.settings_class)
+        model = Schema(arguments_schema(cls.model_class), cls.model_class)
+        for name in cls.fixed_arguments:
+            del model[name]
+        first = {name: each for name, each in settings.items() if name in cls.first_settings}
+        default = OfferedClasses().all(Loss)[cls.default_loss]
+        loss = Setting(Loss, ClassValue(default, with_defaults({}, arguments_schema(default))))
+        return Schema({**first, cls.model_key: model, "loss": loss, **settings}, cls.settings_class)
 
     @classmethod
     def load(
@@ -156,17 +132,15 @@ class BaseRecipe(ABC):
         """
         file = RecipeFile.read(path) if isinstance(path, str | Path) else path
         check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))
-        check.check()
-        values, parser = check.resolved(), cls.parser()
+        given = check.read()
+        if given.get("precision") == "auto":
+            del given["precision"]
         try:
-            _set_default_loss(parser, values.get("loss"))
-            cls._set_defaults(parser, values)
-            _set_precision(parser, values, cls.auto_precision)
-            recipe = cls(parser, parser.parse_object(deepcopy(values)))
-        except (argparse.ArgumentError, ImportError, TypeError, ValueError) as error:
+            defaults = cls._defaults(with_defaults(given, check.schema), given)
+            values = with_defaults(_merged(defaults, given), check.schema)
+            return cls(values, frozenset(_flattened(plain_values(given))), check.classes.allow_imports)
+        except (ImportError, TypeError, ValueError) as error:
             check.fail(str(error))
-        recipe.allow_imports, recipe.given = check.classes.allow_imports, frozenset(_flattened(values))
-        return recipe
 
     @classmethod
     def of_run(
@@ -203,9 +177,14 @@ class BaseRecipe(ABC):
         return "32"
 
     @classmethod
-    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
-        """Set the defaults that depend on other settings."""
-        return None
+    def _defaults(cls, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults that depend on other settings or the machine, nested.
+
+        Args:
+            values: all settings, with the other defaults.
+            given: the settings that were given.
+        """
+        return {"precision": cls.auto_precision(values["accelerator"])}
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
         """The recipe with what it leaves to the training images, such as the batch size; what is chosen is logged."""
@@ -214,12 +193,7 @@ class BaseRecipe(ABC):
             return self
         text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
         log(f"chosen to suit {len(table):,} training images of {len(table.classes):,} classes: {text}")
-        namespace = self._namespace.clone()
-        for name, size in chosen.items():
-            namespace[name] = size
-        recipe = type(self)(self._parser, namespace)
-        recipe.allow_imports, recipe.given = self.allow_imports, self.given
-        return recipe
+        return type(self)({**self._values, **chosen}, self.given, self.allow_imports)
 
     def _chosen(self, table: Table) -> dict[str, int]:
         """The settings that suit these training images, where they are not given; ``fit_batches`` says how."""
@@ -228,7 +202,8 @@ class BaseRecipe(ABC):
 
     def create_loss(self) -> Loss:
         """Create the loss."""
-        return self._parser.instantiate(self._namespace).loss
+        loss: Loss = create(self._values["loss"])
+        return loss
 
     def save(self, path: str | Path) -> None:
         """Write the recipe as YAML, with every default filled in."""
@@ -270,51 +245,13 @@ def _check_single_samples(loss: Loss) -> None:
         )
 
 
-def _add_model_arguments(
-    parser: jsonargparse.ArgumentParser, kind: type, key: str, fixed_arguments: frozenset[str]
-) -> None:
-    """Add the arguments of the model's constructor, those with any plain values as they are.
-
-    For a type such as `dict[str, Any]` the parser would create an object of any class that a value names.
-    """
-    settings = {name: each for name, each in arguments_schema(kind).items() if each.is_open}
-    parser.add_class_arguments(kind, key, skip={*fixed_arguments, *settings}, instantiate=False)
-    texts = {each.arg_name: each.description for each in docstring_parser.parse(kind.__doc__ or "").params}
-    for name in settings.keys() - fixed_arguments:
-        group = (parser.groups or {})[key]
-        group.add_argument(f"--{key}.{name}", type=_PlainMapping(), default=settings[name].default, help=texts[name])
-
-
-class _PlainMapping:
-    """The type of a setting that takes any plain values; they are checked before and stay as they are."""
-
-    __name__ = "dict"
-
-    def __call__(self, value: Any) -> Any:
-        return value
-
-    def __repr__(self) -> str:
-        return self.__name__
-
-
-def _set_default_loss(parser: jsonargparse.ArgumentParser, loss: dict[str, Any] | None) -> None:
-    """Make the class of a recipe's loss the parser's default.
-
-    When one class replaces another, the parser keeps arguments of the same name, even defaults: a margin loss would
-    get the beta, the miner and the reduction of a multi-similarity loss.
-    """
-    default = parser.get_default("loss")["class_path"].rpartition(".")[2]  # this one has its arguments already
-    if loss is not None and loss["class_path"].rpartition(".")[2] != default:
-        parser.set_defaults({"loss": {"class_path": loss["class_path"]}})
-
-
-def _set_precision(
-    parser: jsonargparse.ArgumentParser, values: dict[str, Any], auto_precision: Callable[[str], str]
-) -> None:
-    """Make what `auto` stands for the default, so that a recipe has the precision that is used."""
-    if values.get("precision", "auto") == "auto":
-        values.pop("precision", None)
-        parser.set_defaults({"precision": auto_precision(values.get("accelerator", "auto"))})
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings: those given, and defaults of the others."""
+    merged = {**defaults, **given}
+    for name in defaults.keys() & given.keys():
+        if isinstance(defaults[name], Mapping):
+            merged[name] = _merged(defaults[name], given[name])
+    return merged
 
 
 def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Validation:
     patience: int | None = 10
 
     def __post_init__(self) -> None:
-        check_metric("validation.metric", self.metric)
+        if self.metric != Validation.metric:  # the check imports numpy, which the help must not
+            check_metric("validation.metric", self.metric)
         require(self.every >= 1, "validation.every", self.every, "at least 1 epoch")
         require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Mapping
 from typing import Any
 
-import jsonargparse
 import torch
 
 from vicinal.data import Table
-from vicinal.losses import NTXentLoss
 from vicinal.models import Embedder, default_transform
 from vicinal.models.downloads import DownloadError
 from vicinal.models.initializations import embeds_patches
 from vicinal.models.precision import gpu_has_bfloat16
 from vicinal.training.recipes.base_recipe import BaseRecipe
 from vicinal.training.recipes.run_length import fit_epochs
-from vicinal.training.recipes.settings import TrainingSettings
+from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
 from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
 
@@ -50,32 +48,34 @@ class Recipe(BaseRecipe):
     first_settings = frozenset({"data", "transform"})
     model_class, model_key = Embedder, "model"
     fixed_arguments = frozenset({"transform"})
-    default_loss = NTXentLoss
+    default_loss = DEFAULT_LOSS
 
     settings: TrainingSettings
 
     @classmethod
-    def _set_defaults(cls, parser: jsonargparse.ArgumentParser, values: dict[str, Any]) -> None:
-        """Set the defaults that depend on machine and backbone: its learning rate, and the transform of its weights."""
-        namespace = parser.parse_object(deepcopy(values))
-        if cls._may_be_small(namespace, values.get("model", {})):
-            parser.set_defaults({"model.backbone": SMALL_BACKBONE})
-            namespace.model.backbone = SMALL_BACKBONE
+    def _defaults(cls, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults that depend on machine and backbone: its learning rate, and the transform of its weights."""
+        defaults = super()._defaults(values, given)
+        backbone = values["model"]["backbone"]
+        if cls._may_be_small(values, given.get("model", {})):
+            backbone = SMALL_BACKBONE
+            defaults["model"] = {"backbone": backbone}
         try:
-            default = default_transform(namespace.model.backbone)
+            weights = default_transform(backbone)
         except InputError as error:
             raise InputError(f"model.{error}") from None
-        parser.set_defaults({"transform.size": default.size, "transform.interpolation": default.interpolation})
-        if embeds_patches(namespace.model.backbone):
-            parser.set_defaults({"optimizer.lr": TRANSFORMER_LR})
-        if namespace.transform.channels == len(default.mean):
-            parser.set_defaults({"transform.mean": default.mean, "transform.std": default.std})
+        defaults["transform"] = {"size": weights.size, "interpolation": weights.interpolation}
+        if values["transform"]["channels"] == len(weights.mean):
+            defaults["transform"] |= {"mean": weights.mean, "std": weights.std}
+        if embeds_patches(backbone):
+            defaults["optimizer"] = {"lr": TRANSFORMER_LR}
+        return defaults
 
     @staticmethod
-    def _may_be_small(namespace: jsonargparse.Namespace, given: dict[str, Any]) -> bool:
+    def _may_be_small(values: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
         """Whether the backbone is left to the machine, which has no GPU; weights of a file are those of ResNet-50."""
-        is_named = bool(_NETWORK & given.keys()) or not isinstance(namespace.model.pretrained, bool)
-        return not is_named and not _has_gpu(namespace.accelerator)
+        is_named = bool(_NETWORK & given.keys()) or not isinstance(values["model"]["pretrained"], bool)
+        return not is_named and not _has_gpu(values["accelerator"])
 
     def _chosen(self, table: Table) -> dict[str, int]:
         """The batch, and the number of epochs where neither epochs nor steps are limited; ``fit_epochs`` says how."""

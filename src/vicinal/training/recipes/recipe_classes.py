@@ -1,19 +1,18 @@
-"""The classes that a recipe may name: those that Vicinal offers, and those of packages that the user allows."""
+"""The classes that a recipe may name, those of Vicinal and of packages that the user allows, and objects of them."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 import vicinal
-from vicinal.utils.allowed_imports import import_module, is_in
-
-if TYPE_CHECKING:
-    from vicinal.training.recipes.recipe_schema import Setting
+from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
+from vicinal.utils.imports import import_module, is_in
 
 LOSS_FILES = (
     "losses/__init__.py",
@@ -78,7 +77,7 @@ class OfferedClasses:
         """The class of a name, if a setting may name it; without a name, that of its default."""
         assert setting.base_class is not None
         if path is None:
-            default = type(setting.default)
+            default = setting.default.kind if isinstance(setting.default, ClassValue) else type(setting.default)
             return default if issubclass(default, setting.base_class) else None
         return self.find(setting.base_class, path)
 
@@ -87,6 +86,13 @@ class OfferedClasses:
 
     def _is_allowed(self, module: str) -> bool:
         return any(is_in(module, package) for package in self.allow_imports)
+
+
+class ClassValue(NamedTuple):
+    """The value of a setting that takes a class: the class, and the arguments with which an object is created."""
+
+    kind: type
+    arguments: dict[str, Any]
 
 
 def class_and_arguments(value: Any) -> tuple[Any, Any]:
@@ -98,6 +104,92 @@ def class_and_arguments(value: Any) -> tuple[Any, Any]:
     if inner is None or isinstance(inner, Mapping):
         return value.get("class_path"), {**(inner or {}), **beside}
     return value.get("class_path"), inner
+
+
+def with_defaults(given: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Values with the defaults of all settings of a schema, in its order, and classes with those of their arguments.
+
+    Settings that a recipe cannot write, such as functions, are left to the constructor.
+
+    Example:
+        >>> from vicinal.losses import MarginLoss
+        >>> values = with_defaults({"margin": 0.3}, arguments_schema(MarginLoss))
+        >>> values["margin"], values["beta"], values["miner"].kind.__name__
+        (0.3, 1.2, 'DistanceWeightedMiner')
+    """
+    return dict(_with_defaults(given, schema))
+
+
+def _with_defaults(given: Mapping[str, Any], schema: Schema) -> Iterator[tuple[str, Any]]:
+    for name, setting in schema.items():
+        if isinstance(setting, Schema):
+            yield name, with_defaults(given.get(name, {}), setting)
+        elif name in given:
+            yield name, _completed(given[name])
+        elif is_plain(setting.default):
+            yield name, setting.default
+        elif default := _class_of(setting.default):
+            yield name, default
+
+
+def _completed(value: Any) -> Any:
+    if isinstance(value, ClassValue):
+        return ClassValue(value.kind, with_defaults(value.arguments, arguments_schema(value.kind)))
+    return [_completed(each) for each in value] if isinstance(value, list) else value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a recipe can have the value as it is."""
+    return isinstance(value, (NoneType, str, int, float, list, tuple, dict, Path, ClassValue))
+
+
+def _class_of(default: Any) -> ClassValue | None:
+    """The class and the arguments of an object that is a default, if it has the arguments as attributes."""
+    kind: type = type(default)
+    schema = Schema({}) if kind is type else arguments_schema(kind)
+    if not schema or not all(hasattr(default, name) for name in schema):
+        return None
+    return ClassValue(kind, with_defaults({name: getattr(default, name) for name in schema}, schema))
+
+
+def plain_values(value: Any) -> Any:
+    """A value as a recipe file has it, of numbers, text, lists and mappings."""
+    if isinstance(value, ClassValue):
+        arguments = {"init_args": plain_values(value.arguments)} if value.arguments else {}
+        return {"class_path": import_path(value.kind), **arguments}
+    if isinstance(value, Mapping):
+        return {name: plain_values(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_values(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def create(value: Any) -> Any:
+    """A value with the objects of its classes.
+
+    Raises:
+        InputError: a constructor refuses its arguments.
+    """
+    if isinstance(value, ClassValue):
+        return value.kind(**create(value.arguments))
+    if isinstance(value, Mapping):
+        return {name: create(each) for name, each in value.items()}
+    return [create(each) for each in value] if isinstance(value, list) else value
+
+
+def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
+    """The dataclass of a schema with these values.
+
+    Raises:
+        InputError: the dataclass refuses a value.
+    """
+    assert schema.kind is not None
+    return schema.kind(
+        **{
+            name: create_settings(values[name], setting) if isinstance(setting, Schema) else create(values[name])
+            for name, setting in schema.items()
+        }
+    )
 
 
 def loss_names() -> list[str]:
@@ -115,17 +207,33 @@ def loss_names() -> list[str]:
     return sorted(name for name in names if name.endswith("Loss") or name in OTHER_LOSSES)
 
 
-def constructor_arguments(file: str, name: str) -> list[str]:
-    """The arguments of a class of Vicinal, read from its file without importing it.
+def unimported_schema(settings: type, loss: str, model: str, file: str, class_name: str) -> Schema:
+    """The schema of a recipe without importing its model and losses, whose values are checked later.
+
+    Args:
+        settings: the dataclass of its settings.
+        loss: the name of the default loss.
+        model: the key of the model.
+        file: the file of the model's class.
+        class_name: its name.
 
     Example:
-        >>> constructor_arguments("models/embedder.py", "Embedder")[:2]
-        ['backbone', 'dim']
+        >>> from vicinal.training.schedule import Schedule
+        >>> schema = unimported_schema(Schedule, "NTXentLoss", "model", "models/embedder.py", "Embedder")
+        >>> schema["name"].default, schema["model"]["dim"].default, schema["loss"].default
+        ('cosine', 512, 'NTXentLoss')
     """
     tree = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8"))
-    body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == class_name)
     arguments = next(each.args for each in body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
-    return [each.arg for each in (*arguments.args[1:], *arguments.kwonlyargs)]
+    names = [each.arg for each in (*arguments.args[1:], *arguments.kwonlyargs)]
+    defaults = [each for each in (*arguments.defaults, *arguments.kw_defaults) if each is not None]
+    own = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    known = dict.fromkeys(names, UNCHECKED)
+    known |= {name: UNCHECKED._replace(default=ast.literal_eval(default)) for name, default in own}
+    schema = settings_schema(settings)
+    schema |= {model: Schema(known), "loss": UNCHECKED._replace(default=loss)}
+    return schema
 
 
 def import_path(kind: type) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import jsonargparse
+from typing import Any
+
 import torch
 
-from vicinal.losses import SmoothAPLoss
 from vicinal.models import ContextRefiner
 from vicinal.training.recipes.base_recipe import BaseRecipe
 from vicinal.training.recipes.checks import require
-from vicinal.training.recipes.refiner_settings import RefinerSettings
+from vicinal.training.recipes.refiner_settings import DEFAULT_LOSS, RefinerSettings
 from vicinal.utils.errors import InputError
 
 
@@ -32,12 +32,14 @@ class RefinerRecipe(BaseRecipe):
     first_settings = frozenset({"embeddings", "run"})
     model_class, model_key = ContextRefiner, "refiner"
     fixed_arguments = frozenset({"dim"})
-    default_loss = SmoothAPLoss
+    default_loss = DEFAULT_LOSS
 
     settings: RefinerSettings
 
-    def __init__(self, parser: jsonargparse.ArgumentParser, namespace: jsonargparse.Namespace) -> None:
-        super().__init__(parser, namespace)
+    def __init__(
+        self, values: dict[str, Any], given: frozenset[str] = frozenset(), allow_imports: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(values, given, allow_imports)
         self._check_refiner()
 
     def create_refiner(self, dim: int) -> ContextRefiner:

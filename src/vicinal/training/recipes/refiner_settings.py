@@ -18,6 +18,7 @@ from vicinal.training.recipes.checks import require
 from vicinal.training.schedule import Schedule
 
 NoiseCovariance = Literal["embeddings", "isotropic"]
+DEFAULT_LOSS = "SmoothAPLoss"
 CLASS_SIZES = (2, 5, 10, 20)  # numbers of images per class for which a refiner is made by default
 
 

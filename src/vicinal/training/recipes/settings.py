@@ -12,6 +12,8 @@ from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettin
 from vicinal.training.recipes.checks import check_frozen_settings, require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
+DEFAULT_LOSS = "NTXentLoss"
+
 
 @dataclass(frozen=True)
 class LearningRateFactors:

@@ -28,8 +28,7 @@ from vicinal.training.training_data import create_flat_sampler
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import NotBetterError
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import LOWEST_GAIN, MAX_LOSS, UPDATE_FACTOR
+from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, UPDATE_FACTOR, RunFolder
 
 REPORTED_METRICS = ("recall@1", "mAP@R")  # beside the metric of the validation
 ATTENTION, UNIFORM = "right-class attention", "right-class neighbors"

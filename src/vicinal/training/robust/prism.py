@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vicinal.losses import Loss
 from vicinal.models import Embedder
-from vicinal.similarity.normalize import normalize
+from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils import distributed

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from vicinal.utils.errors import InterruptedRunError, TrainingStoppedError, one_line
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
-from vicinal.utils.run_folder import RunFolder
-from vicinal.utils.run_log import read_log
+from vicinal.utils.run_folder import RunFolder, read_log
 from vicinal.workflows.settings import BENCHMARK_PROTOCOLS, VEHICLE_ID
 from vicinal.workflows.tuning.study_folder import with_table
 

@@ -15,7 +15,7 @@ import yaml
 
 from vicinal.training.recipes.recipe_check import STUDY_SECTIONS, RecipeCheck
 from vicinal.training.recipes.recipe_file import RecipeFile
-from vicinal.training.recipes.recipe_schema import Schema
+from vicinal.training.recipes.recipe_values import Schema
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.plain_yaml import load_yaml, problem_of
 
@@ -281,7 +281,7 @@ class StudyRecipe:
 
         classes = OfferedClasses(self.allow_imports)
         base = RecipeCheck(schema, verb, self.file, self.overrides, classes)
-        base.check()
+        base.read()
         if not self.space:
             raise InputError(f"{self.section}: there is no setting to vary; give its values as {FORMS}")
         for key, values in self.space.items():
@@ -291,7 +291,7 @@ class StudyRecipe:
             for value in _examples(values):
                 words = [*self.overrides, override(key, value)]
                 try:
-                    RecipeCheck(schema, verb, self.file, words, classes).check()
+                    RecipeCheck(schema, verb, self.file, words, classes).read()
                 except InputError as error:
                     raise InputError(f"{self.section}.{key}: {error}") from None
         return base
@@ -316,8 +316,10 @@ class StudyRecipe:
     def settings(self) -> dict[str, Any]:
         """The settings that were given, nested, without those that vary."""
         from vicinal.training.recipes.recipe import Recipe
+        from vicinal.training.recipes.recipe_classes import plain_values
 
-        return self.check(Recipe.schema(), Recipe.verb).resolved()
+        settings: dict[str, Any] = plain_values(self.check(Recipe.schema(), Recipe.verb).read())
+        return settings
 
 
 def override(key: str, value: Any) -> str:

@@ -13,9 +13,8 @@ import pandas as pd
 
 from vicinal.report.study_trial import shown_value
 from vicinal.training.interrupt import StopRequest
-from vicinal.utils.console import log
+from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
-from vicinal.utils.wording import counted
 from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
 from vicinal.workflows.tuning.settings import SweepSettings
 from vicinal.workflows.tuning.study_folder import ALL, StudyFolder, check_table, load_study_table, open_study

@@ -9,7 +9,8 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.retrieval.index.engines.faiss_engine import SQ8_SAMPLE, Kind
+from vicinal.retrieval.index.engines.faiss_engine import SQ8_SAMPLE
+from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers

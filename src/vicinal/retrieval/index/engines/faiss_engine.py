@@ -14,6 +14,7 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 
+from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
@@ -21,19 +22,15 @@ from vicinal.utils.errors import InputError, one_line
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
-Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
 Codes = npt.NDArray[np.uint8]
 Found = tuple[Floats, Integers]
 """Scores and ids, each [queries, k]; an id of -1 is missing."""
 
 MAX_EXACT = 100_000  # vectors; "auto" takes HNSW above, as comparing with every vector becomes slow
-HNSW_LINKS = 32  # per vector
-HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
 CELL, PROJECTIONS = 0.05, 8  # vectors are nearly identical if random projections of them round to the same
 MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
 MIN_PER_CENTROID, MAX_PER_CENTROID = 39, 256  # vectors that k-means learns from, as faiss recommends
 MAX_SAMPLE = 2**20  # vectors that k-means learns from, unless there would be fewer than the least per centroid
-IVF_PROBES = 32  # inverted lists visited
 IVFPQ_CODES = 256  # values of one code byte
 IVFPQ_MIN_VECTORS = MIN_PER_CENTROID * IVFPQ_CODES
 SQ8_SAMPLE = 2**16  # vectors that the range of each dimension is learned from

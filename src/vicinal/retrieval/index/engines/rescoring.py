@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
-from vicinal.retrieval.index.engines.faiss_engine import FaissEngine, Kind
 from vicinal.retrieval.index.engines.half_store import HalfStore
+from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, MAX_RESCORE, MIN_NEIGHBORS, Kind, checked_rescore
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.errors import InputError
 
-DEFAULT_RESCORE: dict[str, int] = {"sq8": 4, "ivfpq": 10, "rabitq": 20, "binary": 40}
-"""Candidates per neighbor, by the kind of the codes."""
-MIN_NEIGHBORS = 10  # a search for fewer has as many candidates
+if TYPE_CHECKING:  # faiss is imported for indexes that use it
+    from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
+    from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+
+    CodesEngine: TypeAlias = FaissEngine | BinaryEngine
+    Engine: TypeAlias = "CodesEngine | RescoringEngine"
+
 MAX_CANDIDATES = 2**15  # whose vectors are in memory at a time
-MAX_RESCORE = 10_000
 
 
 class RescoringEngine:
@@ -32,6 +34,7 @@ class RescoringEngine:
         rescore: candidates per neighbor, at least 1.
 
     Example:
+        >>> from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
         >>> vectors = UnitVectors(np.eye(3), "vector")
         >>> engine = RescoringEngine(BinaryEngine.create(vectors), HalfStore(3), rescore=2)
         >>> engine.add(vectors)
@@ -39,7 +42,7 @@ class RescoringEngine:
         Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
     """
 
-    def __init__(self, codes: FaissEngine | BinaryEngine, store: HalfStore, rescore: int) -> None:
+    def __init__(self, codes: CodesEngine, store: HalfStore, rescore: int) -> None:
         self.codes, self.store, self.rescore = codes, store, rescore
 
     @property
@@ -101,10 +104,6 @@ class RescoringEngine:
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
 
 
-CodesEngine = FaissEngine | BinaryEngine
-Engine = CodesEngine | RescoringEngine
-
-
 def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
     """Return an empty engine for these vectors, trained on them if its kind needs training.
 
@@ -120,22 +119,19 @@ def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: i
     return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
 
 
-def checked_rescore(kind: str, rescore: int | None) -> int:
-    """Return the candidates per neighbor, or raise as :func:`create_engine`."""
-    if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
-        raise InputError(f"rescore = {rescore} is impossible; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
-    if rescore and kind not in DEFAULT_RESCORE:
-        raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")
-    return DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore
-
-
 def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEngine:
     """Return an empty engine for these vectors without rescoring, trained on them if its kind needs training.
 
     Raises:
         InputError: the kind is unknown, or there are too few vectors to train on.
     """
-    return BinaryEngine.create(vectors) if kind == "binary" else FaissEngine.create(kind, vectors)
+    if kind == "binary":
+        from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
+
+        return BinaryEngine.create(vectors)
+    from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+
+    return FaissEngine.create(kind, vectors)
 
 
 def read_codes(kind: object, data: bytes) -> CodesEngine:
@@ -144,7 +140,13 @@ def read_codes(kind: object, data: bytes) -> CodesEngine:
     Raises:
         InputError: the bytes are damaged.
     """
-    return BinaryEngine.from_bytes(data) if kind == "binary" else FaissEngine.from_bytes(data)
+    if kind == "binary":
+        from vicinal.retrieval.index.engines.binary_engine import BinaryEngine
+
+        return BinaryEngine.from_bytes(data)
+    from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+
+    return FaissEngine.from_bytes(data)
 
 
 def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: object) -> Engine:

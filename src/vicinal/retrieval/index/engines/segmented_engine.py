@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vicinal.retrieval.index.engines.faiss_engine import Kind
-from vicinal.retrieval.index.engines.rescoring import Engine
+from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.engines.rescoring import Engine
 
 MIN_CAPACITY = 256  # vectors that have room before the added ones are copied
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vicinal.data.column_kinds import ColumnKind, Kinds, number_of
 from vicinal.data.condition_syntax import Condition
-from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
+from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.milvus_filters import (
     COLUMNS,

@@ -11,8 +11,7 @@ import numpy as np
 from vicinal.data.column_kinds import Kinds
 from vicinal.data.condition_syntax import Condition
 from vicinal.data.conditions import EVERY_ROW, SQLFilter
-from vicinal.retrieval.index.engines.faiss_engine import HNSW_SEARCH, Kind
-from vicinal.retrieval.index.engines.rescoring import MAX_RESCORE
+from vicinal.retrieval.index.kinds import HNSW_SEARCH, MAX_RESCORE, Kind
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows

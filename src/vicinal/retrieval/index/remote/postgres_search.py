@@ -5,8 +5,7 @@ from __future__ import annotations
 from psycopg import sql
 
 from vicinal.data.conditions import SQLFilter
-from vicinal.retrieval.index.engines.faiss_engine import HNSW_BUILD, HNSW_LINKS, Kind
-from vicinal.retrieval.index.engines.rescoring import DEFAULT_RESCORE, MIN_NEIGHBORS
+from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINKS, MIN_NEIGHBORS, Kind
 from vicinal.retrieval.index.remote.postgres_columns import VECTOR
 
 MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves

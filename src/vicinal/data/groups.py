@@ -1,0 +1,76 @@
+"""Groups of images that do not find each other, such as one series of photos: by file names, or by their times."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from vicinal.data.images.capture_time import capture_time
+from vicinal.data.table import Table
+from vicinal.utils.arguments import check_positive
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import counted, log
+from vicinal.utils.errors import InputError
+
+NO_GROUP = -1
+
+
+def with_groups(table: Table, pattern: str | None, minutes: float | None = None) -> Table:
+    r"""The table with a column `group`; the table itself where neither a pattern nor minutes are given.
+
+    Args:
+        table: Images, with paths.
+        pattern: A regular expression; images with the same text at the place of its first pair of parentheses, or of
+            all of it if it has none, are one group. Images in whose path it is not found have no group.
+        minutes: Images that were taken at most so long after another one, as their EXIF data say, are in its group.
+            Images without a time have no group.
+
+    Raises:
+        InputError: There are no paths, there are groups already, the pattern is none or is found in no path, no image
+            has a time, or both are given.
+
+    Example:
+        >>> import pandas as pd
+        >>> table = Table(pd.DataFrame({"path": ["/cup/day1_1.jpg", "/cup/day1_2.jpg", "/cup/day2_1.jpg", "/x.jpg"]}))
+        >>> with_groups(table, r"(day\d+)_").frame["group"].tolist()
+        [0, 0, 1, -1]
+    """
+    if pattern is not None and minutes is not None:
+        raise InputError("group_pattern and group_minutes are two ways to tell groups; leave one of them out")
+    if pattern is None and minutes is None:
+        return table
+    name = "group_minutes" if pattern is None else "group_pattern"
+    if table.has("group"):
+        raise InputError(f"{name}: the table has a column group already; leave one of them out")
+    numbers = (_groups_by_time(table.paths, minutes) if minutes is not None
+               else _groups_by_pattern(table.paths, str(pattern)))  # fmt: skip
+    without = int((numbers == NO_GROUP).sum())
+    log(
+        f"{counted(int(numbers.max()) + 1, 'group')} by {name}"
+        + (f"; {counted(without, 'image')} in none" if without else "")
+    )
+    return Table(table.frame.assign(group=numbers))
+
+
+def _groups_by_pattern(paths: list[str], pattern: str) -> Integers:
+    try:
+        found = [re.search(pattern, path) for path in paths]
+    except re.error as error:
+        raise InputError(f"group_pattern = {pattern} is no regular expression: {error}") from None
+    texts = [None if match is None else match[1] if match.re.groups else match[0] for match in found]
+    names = {text: number for number, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    if not names:
+        raise InputError(f"group_pattern = {pattern} is found in no path, such as {paths[0]}")
+    return np.array([NO_GROUP if not text else names[text] for text in texts])
+
+
+def _groups_by_time(paths: list[str], minutes: float) -> Integers:
+    check_positive(with_groups, group_minutes=minutes)
+    times = np.array([capture_time(path) for path in paths], dtype=np.float64)
+    rows = np.argsort(times)[: int(np.isfinite(times).sum())]
+    if not len(rows):
+        raise InputError(f"group_minutes = {minutes:g}: no image says when it was taken, such as {paths[0]}")
+    numbers = np.full(len(paths), NO_GROUP)
+    numbers[rows] = np.cumsum(np.diff(times[rows], prepend=times[rows[0]]) > 60 * minutes)
+    return numbers

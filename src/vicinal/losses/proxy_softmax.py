@@ -1,0 +1,231 @@
+"""Softmax over class centers with a margin, or in the form of NCA: CosFace, ArcFace, ProxyNCA, ProxyNCA++."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vicinal.losses.center_softmax import CenterSoftmaxLoss
+from vicinal.similarity.class_centers import CenterRows
+from vicinal.utils.arguments import check_finite, check_positive
+from vicinal.utils.errors import InputError
+
+MIN_SQUARED_SINE = 1e-14
+"""Below it the sine is taken as 0, as its derivative would be infinite."""
+
+
+class CosFaceLoss(CenterSoftmaxLoss):
+    """CosFace, or additive-margin softmax: the mean over all anchors i with class y of
+
+        -log( e_y / (e_y + sum_j exp(scale cos(x_i, c_j))) ),   e_y = exp(scale (cos(x_i, c_y) - margin))
+
+    with the sum over the centers c_j of the other classes.
+
+    Reference: Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, Eq. (4), with its
+    scale and margin.
+
+    Args:
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        margin: subtracted from the similarity to the own class.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
+
+    Raises:
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.losses import CosFaceLoss
+        >>> loss = CosFaceLoss(num_classes=2, dim=2, scale=4, margin=0.5)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(1.4633)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        scale: float = 64.0,
+        margin: float = 0.35,
+        label_smoothing: float = 0.0,
+        sample_rate: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(num_classes, dim, scale, label_smoothing, sample_rate=sample_rate, seed=seed, sharded=sharded)
+        check_finite(self, margin=margin)
+        self.margin = margin
+
+    def positive_logit(self, own: Tensor) -> Tensor:
+        return self.scale * (own[:, 0] - self.margin)
+
+
+class ArcFaceLoss(CosFaceLoss):
+    """ArcFace: CosFace with the margin added to the angle; the logit of the own class is
+
+        scale cos(theta + margin),  theta the angle between x_i and c_y,
+
+    and where theta + margin > pi, so that the cosine would increase again, scale (cos theta - margin sin margin).
+
+    Reference: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, Eq. (3), with
+    its scale and margin; the part beyond pi is from the authors' code.
+
+    Args:
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        margin: added to the angle, in radians; 0.5 is 28.6 degrees.
+        label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
+
+    Raises:
+        InputError: an argument is out of range, such as a margin outside [0, pi]; see also
+            :class:`~vicinal.losses.center_based.CenterBasedLoss`.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.losses import ArcFaceLoss
+        >>> loss = ArcFaceLoss(num_classes=2, dim=2, scale=4)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(1.1317)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        scale: float = 64.0,
+        margin: float = 0.5,
+        label_smoothing: float = 0.0,
+        sample_rate: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            scale,
+            margin,
+            label_smoothing=label_smoothing,
+            sample_rate=sample_rate,
+            seed=seed,
+            sharded=sharded,
+        )
+        if not 0 <= margin <= math.pi:
+            raise InputError(f"ArcFaceLoss: margin = {margin} must be an angle from 0 to pi")
+
+    def positive_logit(self, own: Tensor) -> Tensor:
+        cosine = own[:, 0]
+        squared = 1 - cosine.square()
+        sine = torch.where(squared > MIN_SQUARED_SINE, squared.clamp_min(MIN_SQUARED_SINE).sqrt(), 0.0)
+        beyond = cosine < -math.cos(self.margin)
+        turned = cosine * math.cos(self.margin) - sine * math.sin(self.margin)
+        return self.scale * torch.where(beyond, cosine - self.margin * math.sin(self.margin), turned)
+
+
+class ProxyNCALoss(CenterSoftmaxLoss):
+    """ProxyNCA: the mean over all anchors i with class y of
+
+        -log( exp(scale cos(x_i, c_y)) / sum_{j != y} exp(scale cos(x_i, c_j)) )
+
+    without the own class in the sum, so that the value may be negative. Squared distances of unit vectors are
+    2 - 2 cos, so the paper's exponents have scale 2; its authors scale vectors to norm 3, which is scale 18.
+
+    Reference: Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017, Eq. (6); Cai et
+    al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (9). Other libraries include the own class in the
+    sum, which is :class:`~vicinal.losses.NormSoftmaxLoss`.
+
+    Args:
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        scale: positive factor of the similarities.
+        sample_rate: fraction of the classes that a batch is compared with; see
+            :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
+
+    Raises:
+        InputError: an argument is out of range, or, when called, there is only one class; see also
+            :class:`~vicinal.losses.center_based.CenterBasedLoss`.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.losses import ProxyNCALoss
+        >>> loss = ProxyNCALoss(num_classes=2, dim=2)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(-0.4000)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        scale: float = 2.0,
+        sample_rate: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        super().__init__(num_classes, dim, scale, sample_rate=sample_rate, seed=seed, sharded=sharded)
+
+    def row_values(self, rows: CenterRows) -> Tensor:
+        if rows.num_classes == 1:
+            raise InputError("ProxyNCALoss: one class cannot be told from others; give at least two classes")
+        return rows.others - self.positive_logit(rows.own)
+
+
+class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
+    """ProxyNCA++: the mean over all anchors i with class y of
+
+        -log( exp(-|x_i - c_y|^2 / temperature) / sum_j exp(-|x_i - c_j|^2 / temperature) )
+
+    over all classes including the own one; all vectors have norm 1, so it is normalized softmax with a scale of
+    2 / temperature.
+
+    Reference: Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020,
+    Eq. (7), with its temperature. Its larger learning rate of proxies is `optimizer.factors.loss` of a recipe, its
+    pooling and balanced batches are settings of the model and the sampler.
+
+    Args:
+        num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
+        dim: dimension of the embeddings; None: the trainer of a recipe sets it.
+        temperature: positive.
+        sample_rate: fraction of the classes that a batch is compared with; see
+            :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
+
+    Raises:
+        InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.losses import ProxyNCAPlusPlusLoss
+        >>> loss = ProxyNCAPlusPlusLoss(num_classes=2, dim=2)
+        >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
+        >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
+        tensor(0.0270)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        dim: int | None = None,
+        temperature: float = 1 / 9,
+        sample_rate: float = 1.0,
+        seed: int = 0,
+        sharded: bool = False,
+    ) -> None:
+        check_positive(self, temperature=temperature)
+        super().__init__(num_classes, dim, 2 / temperature, sample_rate=sample_rate, seed=seed, sharded=sharded)
+        self.temperature = temperature

@@ -1,0 +1,34 @@
+"""The kinds of an index, and the numbers by which faiss and databases build and search them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vicinal.utils.errors import InputError
+
+Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
+
+HNSW_LINKS = 32  # per vector
+HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
+IVF_PROBES = 32  # inverted lists visited
+DEFAULT_RESCORE: dict[str, int] = {"sq8": 4, "ivfpq": 10, "rabitq": 20, "binary": 40}
+"""Candidates per neighbor, by the kind of the codes."""
+MIN_NEIGHBORS = 10  # a search for fewer has as many candidates
+MAX_RESCORE = 10_000
+
+
+def checked_rescore(kind: str, rescore: int | None) -> int:
+    """Return the candidates per neighbor that are compared exactly; 0: none.
+
+    Args:
+        kind: of the index, or `auto`.
+        rescore: candidates per neighbor; None: the default of the kind.
+
+    Raises:
+        InputError: there are too many, or the kind has no codes.
+    """
+    if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
+        raise InputError(f"rescore = {rescore} is impossible; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
+    if rescore and kind not in DEFAULT_RESCORE:
+        raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")
+    return DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore

@@ -1,0 +1,265 @@
+"""A table of a database as an index uses it: what it says about itself, and its rows in pages and batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
+from vicinal.data.table import Table
+from vicinal.retrieval.index.interface import unknown_id
+from vicinal.retrieval.index.made_with import check_made_with
+from vicinal.retrieval.index.metadata import frame_of_table
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.payload import converted_record, derived_ids, payload_of
+from vicinal.retrieval.index.remote.remote_engine import (
+    EngineRefusedError,
+    EngineUnavailableError,
+    RemoteEngine,
+    Rows,
+    batch_rows,
+)
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+
+FORMAT, VERSION = "vicinal-index", 1  # of what a table says about itself
+REFRESH_SECONDS = 5.0  # after which another process may have added columns
+UNFINISHED = "_building"  # the end of the name of a table until it has all rows
+CONTINUE = "repeat the call, it goes on from there: what was written stays, and nothing is written twice"
+
+
+class RemoteFacts:
+    """The facts of an index, which other processes may change.
+
+    Args:
+        url: of the index.
+        values: the facts as they were read.
+        read: asks the database for them; None: the index is not there.
+        write: replaces them in the database.
+
+    Attributes:
+        values: the facts as they are now or were some seconds ago.
+        lock: to be held while what was read is changed.
+
+    Raises:
+        InputError: they are damaged, or of another version.
+    """
+
+    def __init__(
+        self,
+        url: EngineURL,
+        values: Mapping[str, Any],
+        read: Callable[[], dict[str, Any] | None],
+        write: Callable[[dict[str, Any]], object],
+    ) -> None:
+        self._url, self._read, self._write = url, read, write
+        self.lock = threading.RLock()
+        self._accept(values)
+
+    def _accept(self, values: Mapping[str, Any]) -> None:
+        if values.get("format") != FORMAT or values.get("version") != VERSION:
+            raise InputError(f"{self._url} is no index of this version of Vicinal; build it again")
+        if not (is_integer(values.get("dim")) and isinstance(values.get("columns"), dict)):
+            raise InputError(f"{self._url}: what the index says about itself is damaged; build it again")
+        check_made_with(values.get("made_with"))
+        self.values, self._time = dict(values), time.monotonic()
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of the columns."""
+        with self.lock:
+            if time.monotonic() - self._time > REFRESH_SECONDS:
+                self.refresh()
+            return {name: ColumnKind(**kind) for name, kind in self.values["columns"].items()}
+
+    def refresh(self) -> None:
+        """Read them again.
+
+        Raises:
+            EngineRefusedError: the index is not there any more.
+        """
+        values = self._read()
+        if values is None:
+            raise EngineRefusedError(f"{self._url}: the index is not there any more")
+        self._accept(values)
+
+    def take(self, values: Mapping[str, Any], since: Mapping[str, Any]) -> None:
+        """Take what was read in another way, unless this process has changed or read the facts since then."""
+        if self.values is since:
+            self._accept(values)
+
+    def change(self, **changes: Any) -> None:
+        """Change some of them in the database; None removes one."""
+        with self.lock:
+            self.refresh()
+            values = {**self.values, **changes}
+            values = {name: value for name, value in values.items() if value is not None or name not in changes}
+            self._write(values)
+            self.values = values
+
+
+class RemoteTable:
+    """The rows of an index, which are read in pages and written in batches.
+
+    Args:
+        engine: the database.
+        facts: what the table says about itself.
+        check: is called before every call.
+
+    Attributes:
+        name: of the table; an index that is being built has another one than its URL.
+    """
+
+    def __init__(
+        self, engine: RemoteEngine, facts: Mapping[str, Any], check: Callable[[], object] = lambda: None
+    ) -> None:
+        self.engine, self.name, self._check = engine, engine.url.table, check
+        self.facts = RemoteFacts(
+            engine.url,
+            facts,
+            read=lambda: self.call(engine.read_facts),
+            write=lambda values: self.call(engine.write_facts, values),
+        )
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions of a vector."""
+        return int(self.facts.values["dim"])
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the database about this table, and again after faults that may pass."""
+        self._check()
+        return self.engine.call(function, self.name, *arguments)
+
+    # reading
+
+    def pages(self, where: Any, kinds: Kinds | None, vectors: bool = False, after: int = -1) -> Iterator[Rows]:
+        """Yield the rows that fulfill a filter, with ids above one in ascending order of ids, a page at a time."""
+        size = batch_rows(self.dim if vectors else 0)
+        while True:
+            rows = self.call(self.engine.page, after, size, where, kinds, vectors)
+            if len(rows):
+                rows = rows.subset(np.argsort(rows.ids))
+                yield rows
+                after = int(rows.ids[-1])
+            if len(rows) < size:
+                return
+
+    def fetched(self, ids: Integers, kinds: Kinds, vectors: bool) -> Iterator[Rows]:
+        """Yield the rows of some ids, those that there are."""
+        size = batch_rows(self.dim if vectors else 0)
+        for start in range(0, len(ids), size):
+            yield self.call(self.engine.fetch, ids[start : start + size], kinds, vectors)
+
+    def rows_of(self, ids: Integers, vectors: bool = False) -> Rows:
+        """The rows of some ids, in their order; an unknown id raises InputError."""
+        wanted = np.unique(ids)
+        fetched = self.fetched(wanted, self.facts.kinds, vectors)
+        found = Rows.joined(fetched, self.dim if vectors else None)
+        if len(found) < len(wanted):
+            missing = wanted[~np.isin(wanted, found.ids)][0]
+            raise unknown_id(missing)
+        order = np.argsort(found.ids)
+        return found.subset(order[np.searchsorted(found.ids[order], ids)])
+
+    # writing
+
+    def write(
+        self, unit: UnitVectors, table: Table, skip_equal: bool = False, old_ids: Integers | None = None
+    ) -> Integers:
+        """Write rows, and return their ids; those without a path keep their old ids, if they have any."""
+        frame = frame_of_table(table)
+        new_kinds, records = payload_of(frame)
+        self.engine.check_records(records)
+        kinds = self.extend_columns(new_kinds)
+        records = [converted_record(record, kinds) for record in records]
+        ids, size = np.empty(len(unit), np.int64), batch_rows(self.dim)
+        times: dict[bytes, int] = {}
+        for start in range(0, len(unit), size):
+            stop = min(start + size, len(unit))
+            block = unit.block(start, stop).cpu().numpy()
+            ids[start:stop] = derived_ids(frame.iloc[start:stop], block, records[start:stop], times)
+        if old_ids is not None:
+            ids = np.where(frame["path"].notna(), ids, old_ids) if "path" in frame else old_ids
+        _check_distinct(ids, frame)
+        last = {number: row for row, number in enumerate(ids.tolist())}
+        chosen = np.array(sorted(last.values()), dtype=np.int64)
+        for start in range(0, len(chosen), size):
+            rows = chosen[start : start + size]
+            vectors = unit.take(rows).cpu().numpy()
+            batch = Rows(ids[rows], [records[row] for row in rows.tolist()], vectors)
+            try:
+                batch = self._different(batch, kinds) if skip_equal else batch
+                if len(batch):
+                    self.call(self.engine.write, batch, kinds)
+            except EngineUnavailableError as error:
+                self._interrupted(error, start, len(chosen))
+            if len(chosen) > size:
+                log(f"{self.engine.url}: wrote {min(start + size, len(chosen)):,} of {len(chosen):,} images")
+        return ids
+
+    def _interrupted(self, error: EngineUnavailableError, done: int, total: int) -> NoReturn:
+        message = f"{error.strerror}; {done:,} of {total:,} images were written before: {CONTINUE}"
+        raise EngineUnavailableError(self.engine.url, message) from None
+
+    def _different(self, batch: Rows, kinds: Kinds) -> Rows:
+        """The rows of a batch that are not in the table as they are."""
+        stored = self.call(self.engine.fetch, batch.ids, kinds, True)
+        known = {number: row for row, number in enumerate(stored.ids.tolist())}
+        assert batch.vectors is not None
+        keep = [
+            row
+            for row, number in enumerate(batch.ids.tolist())
+            if number not in known
+            or stored.records[known[number]] != batch.records[row]
+            or not np.array_equal(stored.vectors[known[number]], batch.vectors[row])
+        ]
+        return batch.subset(np.array(keep, dtype=np.int64))
+
+    def delete_others(self, ids: Integers) -> None:
+        """Delete what an interrupted call wrote of another table."""
+        wanted = np.unique(ids)
+        if self.call(self.engine.count, None, None) > len(wanted):
+            for rows in self.pages(None, None):
+                self.delete(rows.ids[~np.isin(rows.ids, wanted)])
+
+    def extend_columns(self, new: Kinds) -> Kinds:
+        """Make room for columns of these kinds, and return all."""
+        with self.facts.lock:
+            self.facts.refresh()
+            old = self.facts.kinds
+            kinds = merged_kinds(old, new)
+            if kinds == old:
+                return kinds
+            if not self.call(self.engine.set_columns, old, kinds):
+                for rows in self.pages(None, old, vectors=True):
+                    records = [converted_record(record, kinds) for record in rows.records]
+                    self.call(self.engine.write, Rows(rows.ids, records, rows.vectors), kinds)
+            self.facts.change(columns={name: kind.to_dict() for name, kind in kinds.items()})
+            return kinds
+
+    def delete(self, ids: Integers) -> None:
+        """Delete the rows of some ids, those that there are."""
+        size = batch_rows(0)
+        for start in range(0, len(ids), size):
+            self.call(self.engine.delete, ids[start : start + size])
+
+
+def _check_distinct(ids: Integers, frame: pd.DataFrame) -> None:
+    """Check that no two images have the same id by chance."""
+    if "path" not in frame:
+        return
+    order = np.argsort(ids, kind="stable")
+    same = np.flatnonzero(np.diff(ids[order]) == 0)
+    paths = frame["path"].to_numpy(dtype=object)
+    for first, second in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
+        if paths[first] != paths[second]:
+            raise InputError(f"{paths[first]} and {paths[second]} have the same id by chance; rename one of them")

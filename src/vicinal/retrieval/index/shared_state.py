@@ -1,0 +1,188 @@
+"""The state of an index in a folder, which threads and processes share: read anew when others have changed it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vicinal.retrieval.index.database import Database
+from vicinal.retrieval.index.index_state import IndexState
+from vicinal.retrieval.index.vector_files import ORIGINALS, Names, check_target, delete_unused, open_originals
+from vicinal.utils.errors import InputError
+
+MIN_PENDING, MAX_PENDING_FRACTION = 1_000, 0.05  # vectors of changes after which new vector files are written
+READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files between the reading of their names and theirs
+
+
+class SharedState:
+    """The state of an index, which transactions of any thread or process change.
+
+    Args:
+        database: of the index.
+        state: as the database has it; None reads it.
+
+    Attributes:
+        committed: the state that all threads see.
+        follows: whether :meth:`current` sees the changes of other processes; False: after :meth:`refresh` or a change.
+        folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
+    """
+
+    def __init__(self, database: Database, state: IndexState | None = None) -> None:
+        self.database, self.committed = database, state or _read_state(database)
+        self._local = threading.local()  # the state within a transaction, and that of a block that only reads
+        self._write_lock, self._refresh_lock, self._publish_lock = threading.RLock(), threading.Lock(), threading.Lock()
+        self._data_version = -1
+        self.follows = self.folds = True
+
+    def current(self) -> IndexState:
+        """The index as it is now: other processes may have changed it."""
+        state: IndexState | None = getattr(self._local, "state", None) or getattr(self._local, "pinned", None)
+        if state is not None:
+            return state
+        if self.follows:
+            self.refresh()
+        return self.committed
+
+    def refresh(self) -> None:
+        """Read what other processes have changed.
+
+        Raises:
+            InputError: the index is damaged.
+            OSError: it cannot be read.
+        """
+        version = self.database.data_version()
+        if version == self._data_version:
+            return
+        with self._refresh_lock:
+            before = self.committed
+            if self.database.revision() != str(before.settings["revision"]):
+                state = _read_state(self.database, before)
+                if not self._publish(state, before):  # a thread of this process has changed it meanwhile
+                    return
+            self._data_version = version
+
+    def _publish(self, state: IndexState, before: IndexState) -> bool:
+        """Show a state to all threads if they still see the one before."""
+        with self._publish_lock:
+            if self.committed is before:
+                self.committed = state
+            return self.committed is state
+
+    @property
+    def revision(self) -> str:
+        """What is another text after every change."""
+        return str(self.committed.settings["revision"])
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A block in which this thread sees the index as it is at its beginning."""
+        before = getattr(self._local, "pinned", None)
+        self._local.pinned = before or self.current()
+        try:
+            yield
+        finally:
+            self._local.pinned = before
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A block whose changes are made together at its end; if it fails, none of them.
+
+        Raises:
+            InputError: another process still writes the index after the timeout.
+            OSError: the changes cannot be written.
+        """
+        if getattr(self._local, "state", None) is not None:  # within another one
+            yield
+            return
+        with self._write_lock:  # until other threads see what is committed
+            with self.database.transaction():
+                before = self.committed
+                if self.database.revision() != str(before.settings["revision"]):
+                    before = IndexState.read(self.database, before)
+                self._local.state = before
+                try:
+                    yield
+                    if (state := self._local.state) is not before:
+                        revision = secrets.token_hex(8)
+                        self.database.change_settings({"revision": revision})
+                        state = replace(state, settings={**state.settings, "revision": revision})
+                finally:
+                    self._local.state = None
+            with self._publish_lock:
+                self.committed = state
+        if self.folds and self.is_fold_due():
+            self.fold()
+
+    def change(self, **changes: Any) -> None:
+        """Change the state within a transaction."""
+        self._local.state = replace(self._local.state, **changes)
+
+    def change_settings(self, settings: Mapping[str, Any]) -> None:
+        """Change settings; None removes one."""
+        with self.transaction():
+            self.database.change_settings(settings)
+            self.change(settings={**self.current().settings, **settings})
+
+    def is_fold_due(self, min_pending: int | None = None) -> bool:
+        """Whether so many vectors are in the database alone that new vector files are worth it."""
+        state, least = self.committed, MIN_PENDING if min_pending is None else min_pending
+        return state.num_pending >= max(least, MAX_PENDING_FRACTION * len(state.engine.base))
+
+    def fold(self) -> None:
+        """Write vector files that hold all vectors, which then leave the database; others may write meanwhile.
+
+        Raises:
+            OSError: a file cannot be written; nothing is changed.
+        """
+        state, folder = self.current(), self.database.folder
+        folded = state.folded()
+        names = Names() if folder is None else folded.write_files(folder, Names())
+        if ORIGINALS in names and folder is not None:
+            folded = folded.with_originals(open_originals(folder, names, state.engine.dim))
+        with self.transaction():
+            now = self.current()
+            if now.settings["files"] != state.settings["files"] or now.next_id < state.next_id:
+                return  # another process has built or folded it
+            vectors, unrefined = now.vectors_from(state.next_id)
+            self.database.forget_changes(below=state.next_id)
+            self.database.change_settings({"files": names})
+            folded = folded.with_vectors(vectors, unrefined)
+            settings = {**now.settings, "files": names}
+            self.change(settings=settings, engine=folded.engine, context=folded.context)
+        if folder is not None:
+            delete_unused(folder, names, state.settings["files"])
+
+    def copy_to(self, folder: Path, timeout: float, names: Names) -> None:
+        """Write the files of this index beside those that are written already, and then its rows.
+
+        Raises:
+            InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
+            OSError: a file cannot be written; what is there stays.
+        """
+        check_target(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        before = Database(folder).settings()["files"] if Database.exists(folder) else Names()
+        names = self.current().write_files(folder, names)
+        database = self.database.copied()
+        with database.transaction():
+            database.change_settings({"files": names, "revision": secrets.token_hex(8)})
+            database.forget_changes()
+        database.write_to(folder, timeout)
+        delete_unused(folder, names, before)
+
+
+def _read_state(database: Database, before: IndexState | None = None) -> IndexState:
+    """The state of a database, whose files another process may replace while they are opened."""
+    for attempt in range(READ_ATTEMPTS):
+        try:
+            return IndexState.read(database, before)
+        except FileNotFoundError as error:
+            missing = error.filename
+            time.sleep(READ_PAUSE * (attempt > 0))
+    raise InputError(f"{database.folder}: the index is damaged, {missing} is missing; build it again")

@@ -1,0 +1,122 @@
+"""Imports: public names of a package when they are first used, and code that a file names, if the user allows it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vicinal.utils.errors import InputError, one_line
+
+
+def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the functions `__getattr__` and `__dir__` of a package whose public names are imported on first use.
+
+    The names and the modules that define them are read from the package's own `if TYPE_CHECKING:` block, so that type
+    checkers, editors and the interpreter see the same imports. The package lists the names in `__all__` as usual.
+
+    Args:
+        package: `__name__` of the package; its `__init__.py` has a block `if TYPE_CHECKING:` of `from` imports with
+            absolute module names.
+
+    Example:
+        The `__init__.py` of a package::
+
+            if TYPE_CHECKING:
+                from vicinal.data.table import Table
+            else:
+                __getattr__, __dir__ = lazy_imports(__name__)
+
+            __all__ = ["Table"]
+    """
+    module = sys.modules[package]
+    homes = dict(_type_checking_imports(Path(str(module.__file__)).read_text(encoding="utf-8")))
+
+    def get_attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:  # a submodule
+            return importlib.import_module(f"{package}.{name}")
+        home = importlib.import_module(homes[name])  # this binds the module to its own name, which may be public too
+        for public in {name, homes[name].rpartition(".")[2]}:
+            if homes.get(public) == homes[name]:
+                setattr(module, public, getattr(home, public))
+        return getattr(home, name)
+
+    def list_names() -> list[str]:
+        return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})
+
+    return get_attribute, list_names
+
+
+def _type_checking_imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each name imported in the blocks `if TYPE_CHECKING:` of a module, and the module that it comes from."""
+    for block in ast.parse(source).body:
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+            for statement in block.body:
+                if isinstance(statement, ast.ImportFrom) and statement.module:
+                    yield from ((alias.name, statement.module) for alias in statement.names)
+
+
+def import_allowed(path: str, allow_imports: Sequence[str]) -> Any:
+    """Import a class or function that a file names.
+
+    Args:
+        path: its import path, such as `my_models.Net`.
+        allow_imports: the packages or modules that the user allows.
+
+    Raises:
+        InputError: its module, or the one that defines it, is in none of them, cannot be imported, or does not have it.
+
+    Example:
+        >>> import_allowed("math.sqrt", ["math"])(4.0)
+        2.0
+        >>> import_allowed("os.system", ["math"])
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: os.system is code that would be imported; if you trust it, add --allow_import \
+os (in Python allow_imports=["os"])
+    """
+    module, _, name = path.rpartition(".")
+    if not module or not any(is_in(module, package) for package in allow_imports):
+        package = path.partition(".")[0]
+        raise InputError(
+            f"{path} is code that would be imported; if you trust it, add --allow_import {package} "
+            f'(in Python allow_imports=["{package}"])'
+        )
+    import_module(module)
+    try:
+        found = getattr(sys.modules[module], name)
+    except AttributeError:
+        raise InputError(f"{path}: the module {module} has no {name}") from None
+    origin = str(getattr(found, "__module__", None))  # a module also has the names that it imports from others
+    if not any(is_in(origin, package) for package in allow_imports):
+        raise InputError(f"{path} is of the module {origin}, whose import is not allowed")
+    return found
+
+
+def is_in(module: str, package: str) -> bool:
+    """Whether a module is a package or in it.
+
+    Example:
+        >>> is_in("my_models.nets", "my_models"), is_in("my_models_2", "my_models")
+        (True, False)
+    """
+    return f"{module}.".startswith(f"{package}.")
+
+
+def import_module(module: str) -> None:
+    """Import a module that the user allows.
+
+    Raises:
+        InputError: its import fails, whatever its code raises.
+    """
+    if module in sys.modules:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever the user's own code raises
+        reason = one_line(str(error), 200) or type(error).__name__
+        raise InputError(f"--allow_import {module}: it cannot be imported ({reason})") from error

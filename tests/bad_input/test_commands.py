@@ -1,0 +1,306 @@
+"""Mistakes on the command line of what evaluates, embeds, indexes, searches and refines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import re
+import resource
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.bad_input.conftest import Files, Refused
+from tests.conftest import SMALL
+from vicinal.cli.main import main
+from vicinal.data import Table, load_embeddings, load_table, save_embeddings
+from vicinal.retrieval import Index, PCAWhitening
+from vicinal.utils.errors import InputError
+
+ANOTHER_MODEL = "; give --model ~/m1, or build the index again"
+RERANK = "evaluate ~/v.parquet --rerank contextual"
+SEARCH = "search ~/plain ~/photos/class0/0.png -k 2"
+
+CASES: list[tuple[str, str]] = [
+    ("serach", "invalid choice: 'serach'"),
+    ("data ~/photos --sead 3", "unknown argument --sead, did you mean --seed?"),
+    ("data ~/photos --fraction 1", "did you mean --fractions?"),
+    ("data ~/photos --seed -1", "-1 is not an integer from 0 up"),
+    # Sources
+    ("evaluate lost.csv", "error: lost.csv: no such file"),
+    ("evaluate my/photos", "error: my/photos: no such file or folder"),
+    ("evaluate omniglott", "benchmark; did you mean omniglot?"),
+    ("evaluate ''", "error: the source is empty; give a folder of images, a .csv or"),
+    ("evaluate ~/m1 --images ''", "error: the source is empty; give a folder"),
+    ("evaluate ~/photos --model ''", "model: the name is empty; give a folder"),
+    ("evaluate ~/photos --model nothing", "nothing"),
+    ("evaluate ~/photos", "--model"),
+    ("evaluate ~/v.parquet --split val", "has no rows in the split val"),
+    ("index build i ''", "error: the source is empty; give a folder of"),
+    # Metrics and re-ranking
+    ("evaluate ~/v.parquet --metrics precision@0", "precision@0 is impossible; use k from 1 up"),
+    ("evaluate ~/v.parquet --metrics mAP@9", "mAP@9 is impossible with 7"),
+    ("evaluate ~/v.parquet --recall-at 9", "recall@9 is impossible with 7 gallery images"),
+    ("evaluate ~/v.parquet --rerank magic", "invalid choice: 'magic'"),
+    (f"{RERANK} --rerank.k1 9", "--rerank.k1 is not an option of contextual; its options: k, beta, epsilon"),
+    (f"{RERANK} --rerank.kk 9", "unknown argument --rerank.kk"),
+    (f"{RERANK} --rerank.k many", "argument --rerank.k: invalid int value: 'many'"),
+    (f"{RERANK} --rerank.beta 2", "beta = 2.0 must be from 0 to below 1"),
+    (RERANK, "k = 16 is too large for a gallery of 8 images; use k <= 8"),
+    ("evaluate ~/v.parquet --rerank.k 9", "give --rerank too"),
+    # Embedding
+    ("embed ~/photos --model ~/m1 --out v.txt", "v.txt"),
+    ("embed ~/photos --model ~/m1 --out o.npy --device foo", "device foo cannot be used"),
+    ("embed ~/photos --model ~/m1 --out o.npy --device meta", "device meta holds no values; use a"),
+    ("embed ~/photos --model ~/m1 --out o.npy --device cuda:99", "device cuda:99 cannot be used"),
+    ("embed ~/photos --model ~/m1 --out o.npy --scales 1e9", "error: scale 1"),
+    ("embed ~/photos --model ~/m1 --out o.npy --scales nan", "scale nan is impossible"),
+    ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is impossible"),
+    ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
+    # Refiners
+    ("evaluate ~/v.parquet --refiner nothing", "nothing"),
+    ("evaluate ~/v.parquet --context gallery", "give --refiner too"),
+    ("evaluate ~/v.parquet --refiner ~/r4 --context all", "invalid choice: 'all'"),
+    ("evaluate ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
+    ("evaluate ~/photos --model ~/m2 --refiner ~/r", "the refiner was trained for embeddings of the model"),
+    ("index build i ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
+    ("index build i ~/photos --model ~/m2 --refiner ~/r", "the refiner was trained for embeddings of the model"),
+    # Indexes
+    ("search nothing ~/e.parquet", "nothing"),
+    ("search ~/photos ~/e.parquet", "photos is not an index: it has no"),
+    ("search ~/plain", "the following arguments are required: queries"),
+    ("search ~/plain owl.png --model ~/m1", "owl.png: no such file"),
+    ("search ~/plain ~/v.parquet", "vectors have 4 dimensions, the index has 8"),
+    ("search ~/plain ~/e.parquet -k 49", "k = 49 is impossible in an index of 48 images; use 1 to 48"),
+    (f"{SEARCH} --model ~/m1 -k 2.5", "argument -k: 2.5 is not an integer from 1 up"),
+    ("index list ~/plain --timeout soon", "--timeout: soon is not an integer from 0"),
+    ("index delete ~/plain 99", "no id 99"),
+    (f"index delete ~/plain {'9' * 30}", f"no id {'9' * 30}; it was"),
+    (f"index delete ~/plain 0 {2**63}", f"the index has no id {2**63}; it"),
+    ("index delete ~/plain 0.5", "the index has no image 0.5, nor"),
+    (f"{SEARCH} --model ~/m2", ANOTHER_MODEL),
+    (f"{SEARCH} --model ~/m2", "(--model ~/m1), not of"),
+    ("index add ~/plain ~/photos --model ~/m2", ANOTHER_MODEL),
+    ("search ~/whitened ~/photos/class0/0.png --model ~/m2 --whitening ~/w.safetensors", ANOTHER_MODEL),
+    ("search ~/plain ~/e.parquet ~/photos/class0/0.png", "class0/0.png holds images; say which model embeds them"),
+    ("search ~/whitened ~/photos/class0/0.png --model ~/m1", "; give --whitening ~/w.safetensors, or build the index"),
+    ("search ~/whitened ~/e.parquet", "; embed the images with --model ~/m1 --whitening ~/w.safetensors, or build"),
+    (f"{SEARCH} --model ~/m1 --whitening ~/w.safetensors", "; leave out --whitening, or build the index again"),
+    ("search ~/scaled ~/photos/class0/0.png --model ~/m1", "; give --scales 1 0.5, or build the index again"),
+    ("search ~/scaled ~/photos/class0/0.png --model ~/m1 --scales 1", "; give --scales 1 0.5, or build the index"),
+    ("search ~/refined ~/photos/class0/0.png --model ~/m1", "; give that refiner (--refiner ~/r)"),
+    ("search ~/refined ~/e.parquet --refiner ~/r2", "use that refiner, or build the index again"),
+    ("index add ~/refined ~/e.parquet", "give that refiner (--refiner "),
+    (f"{SEARCH} --model ~/m1 --refiner ~/r", "the index was built without a refiner; leave it out, or build"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), CASES)
+def test_a_mistake_on_the_command_line(words: str, message: str, refused: Refused) -> None:
+    refused(words, message)
+
+
+def labeled(**classes: int) -> Files:
+    """Embeddings of so many images per class; the classes a to d are in the split train, all others in val."""
+
+    def save(path: Path) -> None:
+        labels = np.repeat(list(classes), list(classes.values()))
+        splits = ["train" if label in "abcd" else "val" for label in labels]
+        vectors = np.random.default_rng(0).normal(size=(len(labels), 4)).astype(np.float32)
+        save_embeddings(path, vectors, Table(pd.DataFrame({"label": labels, "split": splits})))
+
+    return {"e.parquet": save}
+
+
+def in_both_splits(path: Path) -> None:
+    """Embeddings whose class x is in both splits."""
+    labeled(a=4, b=4, x=4, y=4)["e.parquet"](path)
+    vectors, table = load_embeddings(path)
+    split = table.frame["split"].where(table.frame.index != 8, "train")
+    save_embeddings(path, vectors, Table(table.frame.assign(split=split)))
+
+
+def unlabeled(path: Path) -> None:
+    save_embeddings(path, np.eye(4, dtype=np.float32), Table(pd.DataFrame({"path": list("abcd")})))
+
+
+REFINE = "refine --out run --batch_size 4 --samples_per_class 2 --refiner.num_heads 2"
+GIVEN = "--embeddings e.parquet"
+REFINER_RUN: Files = {"r/recipe.yaml": "epochs: 3\n", "r/embeddings.parquet": labeled(a=4, x=4)["e.parquet"]}
+RUN: Files = {"r/recipe.yaml": "epochs: 3\n", "r/table.csv": "path,label\n"}
+NO_NEIGHBORS = "run: .\naugmentation:\n  neighbor_dropout: 1\n"
+
+REFINING: list[tuple[str, str, Files]] = [
+    ("", "embeddings = None must be a file of embeddings, unless run is given", {}),
+    (f"{GIVEN} --run .", "run = . must be left out where embeddings = ", labeled(a=4)),
+    (GIVEN, "e.parquet: no such file", {}),
+    (GIVEN, "the embeddings have no column label", {"e.parquet": unlabeled}),
+    (GIVEN, "only one class ('a', 4 images)", labeled(a=4, x=3)),
+    (GIVEN, "no embeddings are in the split train; the splits are val", labeled(x=4, y=3)),
+    (GIVEN, "the split val has one class, whose images would always be found", labeled(a=4, b=4, x=4)),
+    (GIVEN, "class x is in train and val; a refiner is validated on classes not", {"e.parquet": in_both_splits}),
+    (GIVEN, "the split val has no class with two images", labeled(a=4, b=4, x=1, y=1)),
+    (GIVEN, "a fraction of 0.2 of 2 classes leaves val without any", labeled(a=4, b=4)),
+    (f"{GIVEN} --batch_size 8", "that takes 4 classes", labeled(a=4, b=4, x=2, y=2)),
+    (f"{GIVEN} --wings 3", "unknown key wings; `vicinal refine --help_all` lists all keys", {}),
+    (f"{GIVEN} --refiner.neighbors 0", "refiner.neighbors = 0 must be at least 1", labeled(a=4, b=4)),
+    (f"{GIVEN} --refiner.num_heads 3", "refiner.num_heads = 3 must divide dim = 4", labeled(a=4, b=4, x=2, y=2)),
+    (f"{GIVEN} --val_fraction 1", "val_fraction = 1.0 must", labeled(a=4, b=4)),
+    (f"{GIVEN} --embedder_fraction 0.5", "embedder_fraction = 0.5 must be 0 without run", labeled(a=4)),
+    (f"{GIVEN} --out r", "exists already", REFINER_RUN),
+    ("--run r", "is the run of a refiner; give that of an embedder", REFINER_RUN),
+    ("--run ~/photos", "is not the folder of a training run: recipe.yaml is missing", {}),
+]
+
+
+@pytest.mark.parametrize(("words", "message", "files"), REFINING)
+def test_a_mistake_in_refining(words: str, message: str, files: Files, refused: Refused) -> None:
+    refused(f"{REFINE} {words}", message, files)
+
+
+RUNS: list[tuple[str, str, Files]] = [
+    ("refine --out run --resume", "run holds no run to resume", {}),
+    ("refine r.yaml --out run", "r.yaml:3: unknown key refiner.depht; did you mean refiner.depth?",
+     {"r.yaml": "run: .\nrefiner:\n  depht: 3\n"}),
+    ("refine r.yaml --out run", "r.yaml:3: augmentation.neighbor_dropout = 1.0 must be from 0 to below 1",
+     {"r.yaml": NO_NEIGHBORS}),
+    ("refine r.yaml --out run", "r.yaml:3: refiner.depth = 0 must be at least 1",
+     {"r.yaml": "run: .\nrefiner:\n  depth: 0\n"}),
+    ("evaluate r", "is the run of a refiner; give it with --refiner", REFINER_RUN),
+    ("train --resume --out r", "is the run of a refiner; resume it with vicinal refine", REFINER_RUN),
+    ("evaluate ~/v.parquet --refiner r", "has no finished refiner: its run is not finished, or did not improve the "
+     "scores; continue it with:", REFINER_RUN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message", "files"), RUNS)
+def test_a_mistake_with_the_run_of_a_refiner(words: str, message: str, files: Files, refused: Refused) -> None:
+    refused(words, message, files)
+
+
+def test_a_run_without_a_model_is_not_refined(refused: Refused, place: Path, good: Path) -> None:
+    load_table(good / "photos").split_classes(fractions={"train": 0.5, "val": 0.5}).save(place / "r" / "table.parquet")
+    (place / "r" / "recipe.yaml").write_text("epochs: 3\n")
+    refused(f"{REFINE} --run r", "has no finished model; continue the run with: vicinal train --out")
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda index: index.search(np.eye(4), 2.5), "k = 2.5 is impossible in an index of 4 images"),
+        (lambda index: index.search(np.eye(4), True), "k = True is impossible"),
+        (lambda index: index.search([], 1), r"query embeddings have shape \[0\]; expected \[rows, dimensions\]"),
+        (lambda index: index.delete([1.5]), "id 1.5 is not an integer"),
+        (lambda index: index.delete(["1"]), "id '1' is not an integer"),
+        (lambda index: index.delete([True]), "id True is not an integer"),
+        (lambda index: index.delete([-(2**70)]), f"the index has no id -{2**70}"),
+        (lambda index: index.delete(np.array([2**63], np.uint64)), f"the index has no id {2**63}"),
+    ],
+)
+def test_a_mistake_with_an_index_in_python(call: Callable[[Index], object], expected: str) -> None:
+    index = Index.build(np.eye(4), Table(pd.DataFrame(index=range(4))))
+    with pytest.raises(InputError, match=expected):
+        call(index)
+    assert len(index) == 4
+
+
+def test_no_queries_find_nothing() -> None:
+    index = Index.build(np.eye(4), Table(pd.DataFrame(index=range(4))))
+    assert index.search(np.empty((0, 4), np.float32), 2).ids.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("index", "flags"),
+    [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")],
+)
+def test_the_flags_that_the_messages_name_find_images(
+    index: str, flags: str, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"search ~/{index} ~/photos/class0/0.png -k 2 --model ~/m1 {flags}".replace("~", str(good))
+    assert main(words.split()) == 0
+    assert re.search(r"^   1  1\.0000  class0  .*class0/0\.png$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_index_shows_what_it_was_built_with(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", "list", f"{good}/whitened", "--facts"]) == 0
+    shown = capsys.readouterr().out
+    assert f"model                {good}/m1" in shown
+    assert f"whitening            {good}/w.safetensors" in shown
+
+
+def test_ivfpq_can_be_evaluated_and_reported(place: Path, monkeypatch, capsys) -> None:
+    from vicinal.retrieval.index.engines import faiss_engine
+
+    monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
+    vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+    save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"label": [n % 20 for n in range(400)]})))
+    assert main(["index", "build", "i", "v.parquet", "--kind", "ivfpq"]) == 0
+    assert main(["index", "delete", "i", "3", "4"]) == 0
+    assert main(["evaluate", "i"]) == 0
+    assert main(["report", "i", "--out", "page"]) == 0
+    assert "398" in capsys.readouterr().out
+
+
+def test_whitening_learns_from_the_split_train_unless_told(place: Path, good: Path, capsys) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"label": np.arange(40) % 8, "split": ["train", "val", "test", "test"] * 10})
+    frame["label"] = frame["label"] + 10 * (frame["split"] != "train") + 10 * (frame["split"] == "test")
+    vectors = rng.normal(size=(40, 4)).astype(np.float32)
+    save_embeddings("splits.parquet", vectors, Table(frame))
+    learned = {
+        "": "whitening to 4 dimensions, learned from 10 embeddings: 10 of the split train",
+        "test": "whitening to 4 dimensions, learned from 20 embeddings: 20 of the split test",
+        "all": "learned from 40 embeddings: 10 of the split train, 10 of the split val, 20 of the split test",
+    }
+    for split, message in learned.items():
+        more = ["--split", split] if split else []
+        assert main(["whiten", "splits.parquet", *more, "--out", f"w{split}.safetensors"]) == 0
+        assert message in capsys.readouterr().err
+    of_train = PCAWhitening.fit(vectors[::4])
+    assert PCAWhitening.load("w.safetensors").fingerprint() == of_train.fingerprint()
+    assert main(["whiten", f"{good}/v.parquet", "--out", "w.safetensors"]) == 0
+    assert "learned from 8 embeddings; they have no splits" in capsys.readouterr().err
+
+
+def test_one_class_is_warned_of(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_embeddings("one.npy", np.eye(4, dtype=np.float32), Table(pd.DataFrame({"label": ["cat"] * 4})))
+    assert main(["evaluate", "one.npy"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "one.npy: only one class ('cat', 4 images): every image is a match, so the scores tell nothing about the model"
+    ]
+
+
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(good: Path, place: Path) -> None:
+    """A limit on the size of files stands in for the full disk: the same calls fail in the same way."""
+    commands = (
+        f"train --data.source ~/photos {' '.join(SMALL)} --out run",
+        "embed ~/photos --model ~/m1 --out v.npy",
+        "index build i ~/photos --model ~/m1",
+    )
+    received, sent = multiprocessing.Pipe(duplex=False)
+    words = [command.replace("~", str(good)).split() for command in commands]
+    process = multiprocessing.get_context("spawn").Process(target=_run_on_a_full_disk, args=(words, sent))
+    process.start()
+    results = received.recv()
+    process.join()
+    for status, errors in results:
+        assert status == 1, errors
+        assert "error: " in errors.splitlines()[-1]
+        assert re.search("File too large|disk I/O error", errors.splitlines()[-1])  # the latter is SQLite's
+    assert not Path("v.npy").exists()
+    assert not any(path.suffix in (".tmp", ".old") for path in place.rglob("*"))
+
+
+def _run_on_a_full_disk(commands: list[list[str]], results: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    told = []
+    for words in commands:
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            status = main(words)
+        told.append((status, errors.getvalue()))
+    results.send(told)
