@@ -115,6 +115,7 @@ def split_fingerprint(table: Table) -> str:
         InputError: The table has no paths.
 
     Example:
+        >>> from vicinal.data import Table
         >>> frame = pd.DataFrame({"path": ["a/1.png", "b/2.png"], "label": [1, 2], "split": ["train", "test"]})
         >>> split_fingerprint(Table(frame, "/data")) == split_fingerprint(Table(frame[::-1], "/home/me"))
         True

@@ -78,11 +78,9 @@ class EmbeddingReader(ModelOptions):
         """
         given = self.source(source)
         if given.is_stored:
-            from vicinal.retrieval.index.interface import ImageIndex
-
             self._refuse_image_options(source)
             stored = given.stored(self.mapped)
-            columns: Mapping[str, str] = stored.origin.made_with if isinstance(stored.origin, ImageIndex) else {}
+            columns: Mapping[str, str] = getattr(stored.origin, "made_with", {})  # of an index
             selected = self._select(stored, split, self.labels or source, columns)
             return with_cost(selected, given.kind) if self.measure else selected  # type: ignore[arg-type]
         if given.kind == "embedder":

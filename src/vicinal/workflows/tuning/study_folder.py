@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.data import Table, check_trainable, class_folds, load_dataset
-from vicinal.data.noise import check_foreign, load_foreign
 from vicinal.data.settings import DataSettings, NoiseSettings
 from vicinal.training.recipes.recipe_check import STUDY_SECTIONS
 from vicinal.utils.errors import InputError
@@ -18,8 +16,6 @@ from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.tuning.study_recipe import DATA, StudyRecipe, plain_space
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from filelock import FileLock
 
     from vicinal.data.table import Table
@@ -222,6 +218,9 @@ def load_study_table(recipe: Recipe) -> Table:
         InputError: they cannot be read or divided, or foreign images are among them: the runs of a search could not see
             that they are test images.
     """
+    from vicinal.data import load_dataset  # loads pandas
+    from vicinal.data.noise import check_foreign, load_foreign
+
     data = recipe.settings.data
     table = load_dataset(replace(data, noise=NoiseSettings()), recipe.settings.seed)
     if data.noise.foreign is not None:
@@ -245,6 +244,7 @@ def search_tables(table: Table, held_out: str) -> dict[str, Table]:
 
     Example:
         >>> import pandas as pd
+        >>> from vicinal.data import Table
         >>> split = ["train", "train", "train", "train", "test"]
         >>> table = Table(pd.DataFrame({"label": ["a", "b", "c", "d", "e"], "split": split}))
         >>> for name, each in search_tables(table, "half").items():
@@ -256,6 +256,8 @@ def search_tables(table: Table, held_out: str) -> dict[str, Table]:
         if "val" not in table.splits:
             raise InputError("held_out = val: the data has no split val; take half, or a number of folds")
         return {"val": development}
+    from vicinal.data import class_folds  # loads pandas
+
     num_folds = 2 if held_out == "half" else int(held_out)
     try:
         folds = class_folds(development.classes, num_folds, order="in_order")
@@ -273,6 +275,8 @@ def _validating(table: Table, fold: list[Any]) -> Table:
 
 def final_table(table: Table) -> Table:
     """All classes that are not for testing in the split train."""
+    from vicinal.data import Table  # loads pandas
+
     splits = table.frame["split"].where(table.frame["split"] == "test", "train")
     return Table(table.frame.assign(split=splits))
 
@@ -283,6 +287,7 @@ def check_table(recipe: Recipe, table: Table) -> None:
     Raises:
         InputError: too few classes or images for its batches, or to validate.
     """
+    from vicinal.data import check_trainable  # loads pandas
     from vicinal.training.training_data import create_sampler, require_validatable
 
     training = table.subset("train")
