@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vicinal.data.containers.listing import ListedImages
     from vicinal.workflows.embedded_table import EmbeddedTable
 
+INDEX_FILE = "index.sqlite"  # as vicinal.retrieval.index.database has it, which takes longer to import
 SourceKind = Literal["run", "refiner run", "embeddings", "index", "embedder", "image", "images"]
 
 
@@ -184,9 +185,7 @@ def _has_embeddings(path: str) -> bool:
 
 def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
     """The kind of a folder that Vicinal saved; None for any other path."""
-    from vicinal.retrieval.index.database import FILE
-
-    if Path(folder, FILE).is_file():
+    if Path(folder, INDEX_FILE).is_file():
         return "index"
     try:
         config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
