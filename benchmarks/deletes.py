@@ -29,7 +29,7 @@ import torch
 from benchmarks.table import print_machine, take_turns
 from vicinal import Index, Table
 from vicinal.retrieval import top_k
-from vicinal.retrieval.index.engines.faiss_engine import FaissEngine
+from vicinal.retrieval.index.faiss_engine import FaissEngine
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 

@@ -42,8 +42,8 @@ from vicinal.losses import (
 from vicinal.losses.contextual import loss as contextual
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.processes.sharded_centers import exclude_from_ddp, sharded_losses
-from vicinal.training.processes.step_message import StepMessage
+from vicinal.training.step_message import StepMessage
+from vicinal.training.strategy import exclude_from_ddp, sharded_losses
 from vicinal.utils import distributed
 
 WORLDS, COMPUTED, FEATURES, CLASSES, CONTROL = (4, 2, 1), 64, 17, 64, 24

@@ -16,12 +16,11 @@ from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
 from vicinal.data.images.image_ops import normalized
 from vicinal.losses import SmoothAPLoss
 from vicinal.models import train_last_blocks
-from vicinal.models.modes import eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.retrieval import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.training.recipes.refiner_settings import ContextAugmentation, RefinerOptimizer
-from vicinal.training.refiners.refiner_context import TrainingContext
-from vicinal.training.refiners.refiner_noise import matching_noise
+from vicinal.training.refiner_context import TrainingContext, matching_noise
 from vicinal.training.schedule import Schedule
 from vicinal.utils.seeds import derive_seed
 

@@ -30,7 +30,7 @@ from vicinal.evaluation.counting import counter as counting
 from vicinal.mixing import SiMix
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training.large_batch import embed_in_micro_batches
-from vicinal.training.refiners.refiner_trainer import RefinerModule
+from vicinal.training.refiner_trainer import RefinerModule
 from vicinal.utils import devices
 
 LAUNCH, BANDWIDTH, FLOPS = 5e-6, 3.35e12, 67e12

@@ -36,7 +36,7 @@ from vicinal import ContextRefiner, Embedder, Table, load_table
 from vicinal.data import load_embeddings, save_embeddings
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.training import Recipe, RefinerRecipe, resume
-from vicinal.training.refiners.refiner_validation import RefinerValidation
+from vicinal.training.refiner_validation import RefinerValidation
 from vicinal.utils.errors import NotBetterError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from benchmarks.omniglot import RECIPE
 from benchmarks.table import mean_and_deviation, print_machine
 from vicinal import Embedder, Table, evaluate, load_table
-from vicinal.models.shortened import shortened
+from vicinal.models.head import shortened
 from vicinal.retrieval import PCAWhitening
 from vicinal.training import Recipe, resume
 from vicinal.utils.run_folder import RunFolder

@@ -49,7 +49,7 @@ PEERS = (
     "import timm",
     "import faiss",
     "from pytorch_metric_learning import losses",
-    "import lightning",
+    "import lightning_fabric",
 )
 LIBRARY = (
     "import vicinal",

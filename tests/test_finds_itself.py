@@ -105,7 +105,7 @@ def test_python(album: Album, form: str) -> None:
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("onnx", marks=slow), pytest.param("openvino", marks=slow)])
 def test_the_command(album: Album, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output(capsys, "index", tmp_path / "index", "--source", album.photos, "--model", album.model)
+    output(capsys, "index", "build", tmp_path / "index", album.photos, "--model", album.model)
     found = json.loads(output(capsys, "search", tmp_path / "index", album.photos, "-k", "1", "--json",
                               "--engine", engine))  # fmt: skip
     check((Path(each["query"]["path"]).name, Path(best["path"]).name, best["score"])

@@ -21,9 +21,9 @@ from matplotlib.patches import Rectangle
 
 from vicinal.analysis.refiner import refiner_input
 from vicinal.data import Table, load_embeddings
-from vicinal.models.modes import eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.models.refiner import ContextRefiner
-from vicinal.report.cells import GAP, IMAGE, LINE, Item, canvas, cell, verdict
+from vicinal.report.contact_sheets import GAP, IMAGE, LINE, Item, canvas, cell, verdict
 from vicinal.report.drawing import EMPTY, INK, PALE, QUERY, picture_format, write_figure
 from vicinal.retrieval import Neighbors
 from vicinal.retrieval.query_gallery import QueryGallery

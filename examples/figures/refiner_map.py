@@ -34,7 +34,7 @@ from vicinal.analysis.refiner import refiner_input
 from vicinal.data import Table, load_embeddings
 from vicinal.data.class_samples import round_robin
 from vicinal.models.refiner import ContextRefiner
-from vicinal.report.cells import short
+from vicinal.report.contact_sheets import short
 from vicinal.report.drawing import COLORS, DPI, INK, QUIET, picture_format, write_figure
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.refinement import Refinement

@@ -13,8 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from vicinal.analysis import duplicate_groups, duplicates, exact_duplicates, image_facts, pixel_similarities
 from vicinal.data import Table
-from vicinal.retrieval import range_queries
-from vicinal.retrieval.range_queries import similar_pairs
+from vicinal.retrieval.neighbors import similar_pairs
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import InputError
 
@@ -27,7 +26,7 @@ def textured(size: tuple[int, int] = (200, 160), seed: int = 0) -> Image.Image:
 
 @pytest.mark.parametrize("merged", [1, 2**20])
 def test_groups_are_the_components_of_all_pairs(monkeypatch: pytest.MonkeyPatch, merged: int) -> None:
-    monkeypatch.setattr(range_queries, "MAX_ROWS", 16)
+    monkeypatch.setattr("vicinal.retrieval.neighbors.RANGE_ROWS", 16)
     monkeypatch.setattr(duplicates, "MERGED_PAIRS", merged)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(100, 4))
@@ -47,7 +46,7 @@ def test_groups_are_the_components_of_all_pairs(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_pairs_of_blocks_are_all_pairs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_queries, "MAX_ROWS", 8)
+    monkeypatch.setattr("vicinal.retrieval.neighbors.RANGE_ROWS", 8)
     vectors = UnitVectors(np.random.default_rng(0).normal(size=(50, 3)), "vector")
     found = [pair for each in similar_pairs(vectors, 0.5) for pair in zip(each.first, each.second, strict=True)]
     unit = vectors.block(0, 50).numpy()

@@ -52,16 +52,6 @@ def test_sample_of_many_has_whole_classes() -> None:
     assert (rows != sample_classes(np.arange(5000), labels, max_rows=200, seed=1)).any()
 
 
-def test_sample_of_large_classes_has_forty_of_them() -> None:
-    rows = sample_classes(np.arange(20_000), np.repeat(np.arange(100), 200), max_rows=400, seed=0)
-    assert set(np.unique(rows // 200, return_counts=True)[1]) == {10}
-
-
 @pytest.mark.parametrize("vectors", [np.eye(4), np.ones((20, 3))])
 def test_no_map_of_few_or_of_equal_ones(vectors: np.ndarray) -> None:
     assert embedding_map(vectors, labeled(np.zeros(len(vectors)))).empty
-
-
-def test_map_of_one_dimension() -> None:
-    vectors = np.array([[1.0], [-1.0]] * 10)
-    assert len(embedding_map(vectors, labeled(np.arange(20) % 2))) == 20

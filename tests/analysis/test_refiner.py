@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.refiners import embedded, expanding, in_sides, misfits, moving, noisy_digits
+from tests.analysis.refiners import embedded, in_sides, misfits, moving
 from vicinal.analysis import metrics_by_depth
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
@@ -29,11 +29,6 @@ def test_neighbors_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Refinement, "find_context", lambda *given: (calls.append(1), search(*given))[1])
     metrics_by_depth(moving(), *embedded())
     assert len(calls) == 1
-
-
-def test_neighbors_help_on_digits() -> None:
-    base, *_, last = metrics_by_depth(expanding(64), *noisy_digits())
-    assert last["mAP@R"] > base["mAP@R"] + 0.05
 
 
 def test_embeddings_that_do_not_fit(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_an_index_shows_what_it_was_built_with(good: Path, capsys: pytest.Captur
 
 
 def test_ivfpq_can_be_evaluated_and_reported(place: Path, monkeypatch, capsys) -> None:
-    from vicinal.retrieval.index.engines import faiss_engine
+    from vicinal.retrieval.index import faiss_engine
 
     monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
     vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)

@@ -20,7 +20,8 @@ from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index
 
 HEAVY = (
-    "torch", "timm", "torchvision", "lightning", "tensorboard", "matplotlib", "faiss", "sklearn", "scipy", "numba",
+    "torch", "timm", "torchvision", "lightning_fabric", "tensorboard", "matplotlib", "faiss", "sklearn", "scipy",
+    "numba",
     "pandas", "numpy", "pyarrow", "PIL", "rich", "huggingface_hub", "jinja2",
     "vicinal.training", "vicinal.losses", "vicinal.report", "vicinal.analysis", "vicinal.evaluation",
     "vicinal.models.embedder", "vicinal.retrieval.index",
@@ -44,9 +45,9 @@ METRICS = VECTORS | {"scipy", "numba", "vicinal.evaluation"}
 PAGE = METRICS | {"sklearn", "jinja2", "matplotlib", "vicinal.report", "vicinal.analysis"}
 INDEX = VECTORS | {"faiss", "scipy", "vicinal.retrieval.index"}
 PLOTS = {"matplotlib", "vicinal.report"}
-RUNS = {"lightning", "tensorboard", "vicinal.training", "vicinal.losses"}
+RUNS = {"lightning_fabric", "tensorboard", "vicinal.training", "vicinal.losses"}
 TRAINING = IMAGES | METRICS | PLOTS | RUNS | {"vicinal.analysis"}
-if find_spec("transformers"):  # installed with peft; torchmetrics, which lightning imports, imports it where it is
+if find_spec("transformers"):  # installed with peft; torchmetrics, which Fabric imports, imports it where it is
     TRAINING |= {"jinja2"}
 
 

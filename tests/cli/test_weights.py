@@ -66,7 +66,7 @@ def test_an_index_remembers_the_weights(weights: Path, photos: Path, tmp_path: P
     monkeypatch.chdir(photos)
     assert output(capsys, "search", index, picture, "-k", "1").splitlines()[1].split()[1] == "1.0000"
     started = []
-    monkeypatch.setattr("vicinal.serving.server.run", lambda service, *_: started.append(service))
+    monkeypatch.setattr("vicinal.serving.app.run", lambda service, *_: started.append(service))
     output(capsys, "serve", index, "--decode_workers", "1")
     assert started[0].embedder.fingerprint == Index.load(index).model_fingerprint
     others = save_weights(tmp_path / "others.ckpt", 2)

@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score
 
 from vicinal.evaluation import metrics
 from vicinal.evaluation.metrics import Ranks
@@ -75,18 +74,6 @@ def test_bad_names() -> None:
     for name in ("precision@0", "mAP@7", "positives_recall@-1"):
         with pytest.raises(InputError, match=f"{name} is impossible with 6 gallery images to rank; use k from 1 to 6"):
             metrics.metric_by_name(name, 6)
-
-
-def test_recall_at_k() -> None:
-    np.testing.assert_array_equal(metrics.recall_at_k(RANKS, 2), [reference(row)["recall"] for row in RELEVANT])
-    np.testing.assert_array_equal(metrics.recall_at_k(RANKS, 5), [1, 0, 1, 1, np.nan])
-    np.testing.assert_array_equal(metrics.recall_at_k(RANKS, 6), [1, 1, 1, 1, np.nan])
-
-
-def test_average_precision_agrees_with_scikit_learn() -> None:
-    falling = -np.arange(6.0)
-    wanted = [average_precision_score(row, falling) for row in RELEVANT[:4]]
-    np.testing.assert_allclose(metrics.average_precision(RANKS)[:4], wanted, rtol=1e-12)
 
 
 def test_no_queries() -> None:

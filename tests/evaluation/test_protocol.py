@@ -12,53 +12,6 @@ from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 from vicinal.utils.errors import InputError
 
 
-def test_half_precision_ranks_as_the_same_numbers_in_full() -> None:
-    vectors, labels = clusters(200, 15)
-    half, table = vectors.astype(np.float16), Table(pd.DataFrame({"label": labels}))
-    assert evaluate(half, table).metrics == evaluate(half.astype(np.float64), table).metrics
-    assert evaluate(torch.from_numpy(half), table).metrics == evaluate(half, table).metrics
-
-
-def test_order_of_rows_chunks_and_names_do_not_matter() -> None:
-    vectors, labels = clusters(300, 30)
-    whole = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
-    order = np.random.default_rng(1).permutation(300)
-    names = np.array([f"class {label:03d}" for label in -labels])
-    for embeddings, table, chunk in (
-        (vectors[order], labels[order], None),
-        (vectors, names, None),
-        (vectors, labels, 1),
-        (torch.from_numpy(vectors), labels, 77),
-        (vectors * 3, labels, None),
-    ):
-        assert evaluate(embeddings, Table(pd.DataFrame({"label": table})), chunk_size=chunk).metrics == pytest.approx(
-            whole.metrics
-        )
-
-
-def test_all_equal_embeddings_rank_in_the_order_of_the_table() -> None:
-    table = Table(pd.DataFrame({"label": ["a", "b", "a", "b"]}))
-    result = evaluate(np.ones((4, 3)), table, recall_at=(1, 2))
-    # rankings: 1 2 3 (a: rank 2), 0 2 3 (b: rank 3), 0 1 3 (a: rank 1), 0 1 2 (b: rank 2)
-    assert result.per_query["recall@1"].tolist() == [0, 0, 1, 0]
-    assert result.per_query["mAP"].tolist() == [1 / 2, 1 / 3, 1, 1 / 2]
-
-
-def test_duplicates_across_classes_tie() -> None:
-    vectors = np.random.default_rng(0).standard_normal((5, 33))[[0, 0, 0, 1]]
-    result = evaluate(vectors, Table(pd.DataFrame({"label": ["a", "b", "a", "b"]})), recall_at=(1, 2))
-    assert result.per_query["recall@1"].tolist() == [0, 0, 1, 0]
-
-
-def test_one_class_is_perfect_and_singletons_are_counted() -> None:
-    vectors = np.random.default_rng(0).standard_normal((6, 4))
-    assert set(evaluate(vectors, Table(pd.DataFrame({"label": ["a"] * 6})), (1,)).metrics.values()) == {1.0}
-    result = evaluate(vectors, Table(pd.DataFrame({"label": ["a", "a", "b", "c", "d", "e"]})), (1,))
-    assert result.num_without_positive == 4
-    assert np.isnan(result.per_query["mAP"]).tolist() == [False, False, True, True, True, True]
-    assert "(4 queries without a positive left out)" in str(result)
-
-
 def test_query_that_is_in_the_gallery_does_not_find_itself() -> None:
     frame = pd.DataFrame({"label": ["a", "a", "b"], "is_query": [1, 0, 0], "is_gallery": [1, 1, 1]})
     result = evaluate(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]), Table(frame), recall_at=(1, 2))

@@ -208,15 +208,6 @@ def test_reranked_similarities_are_ranked(monkeypatch, way: str, overlap: bool) 
     assert joined(found) == brute_force(scores, relevance)
 
 
-def test_blocks_hold_few_ranks(monkeypatch) -> None:
-    monkeypatch.setattr(ranking, "MAX_RANKS", 30)
-    rng = np.random.default_rng(0)
-    vectors, labels = UnitVectors(rng.standard_normal((90, 8)), "embedding"), rng.integers(0, 9, 90)
-    blocks = list(positive_ranks(vectors, vectors, Relevance(labels, labels, np.arange(90))))
-    assert len(blocks) > 20
-    assert max(len(block.ranks) for block in blocks) <= 30
-
-
 def test_scores_fit_the_budget_whatever_the_gallery() -> None:
     for queries, gallery, chunk_size in product((1, 70, 10**6), (1, 4095, 10**9), (None, 1, 64, 4096)):
         rows, columns = ranking._tile_size(queries, gallery, chunk_size, torch.device("cpu"))

@@ -113,16 +113,6 @@ def test_equals_brute_force_with_ties_and_duplicates(seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", EACH, ids=str)
-def test_agrees_with_the_ranking_of_rerank(method: Reranking) -> None:
-    vectors, labels = clusters(90, 12, seed=2)
-    found = rerank(vectors, vectors, 89, method, exclude_self=np.arange(90))
-    first = (labels[found.ids[:, 0]] == labels).astype(float)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), rerank=method)
-    alone = np.isnan(result.per_query["mAP"])
-    np.testing.assert_array_equal(result.per_query["recall@1"][~alone], first[~alone])
-
-
-@pytest.mark.parametrize("method", EACH, ids=str)
 def test_chunks_and_arrays_do_not_matter(monkeypatch, method: Reranking) -> None:
     vectors, labels = clusters(130, 15, seed=3)
     table = Table(pd.DataFrame({"label": labels}))

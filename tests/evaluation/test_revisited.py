@@ -9,7 +9,7 @@ import torch
 
 from vicinal.data.benchmarks.revisited import GroundTruth
 from vicinal.data.table import Table
-from vicinal.evaluation import Resampling, compare_models, revisited
+from vicinal.evaluation import revisited
 from vicinal.evaluation.revisited import (
     evaluate_revisited,
     evaluate_revisited_table,
@@ -142,19 +142,6 @@ def check_walk(seed: int, others: int) -> None:
         assert found[difficulty].num_gallery == 60 + others
 
 
-def test_distractors_are_as_images_of_the_gallery_that_nobody_seeks() -> None:
-    rng = np.random.default_rng(3)
-    queries, gallery, others = (rng.standard_normal((rows, 8)).astype(np.float32) for rows in (5, 40, 5000))
-    kinds = rng.choice(["easy", "hard", "junk", "other"], (5, 40)).tolist()
-    apart = evaluate_revisited(queries, gallery, ground_truth_of(kinds), distractors=others)
-    longer = ground_truth_of([[*row, *["other"] * 5000] for row in kinds])
-    together = evaluate_revisited(queries, np.concatenate([gallery, others]), longer)
-    without = evaluate_revisited(queries, gallery, ground_truth_of(kinds))
-    for difficulty in SETUPS:
-        assert apart[difficulty].metrics == together[difficulty].metrics
-        assert apart[difficulty].metrics["mAP"] < without[difficulty].metrics["mAP"]
-
-
 def test_all_is_computed_where_the_queries_are(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     build = revisited.UnitVectors
@@ -176,27 +163,6 @@ def test_queries_and_gallery_on_two_devices() -> None:
     wanted = evaluate_revisited(query, gallery, ground_truth)["medium"].metrics
     found = evaluate_revisited(torch.from_numpy(query).cuda(), gallery, ground_truth)["medium"].metrics
     assert found == pytest.approx(wanted)
-
-
-def test_results_print_and_compare_like_others() -> None:
-    rng = np.random.default_rng(0)
-    queries, gallery = rng.standard_normal((20, 8)), rng.standard_normal((60, 8))
-    kinds = rng.choice(["easy", "hard", "junk", "other"], (20, 60), p=[0.1, 0.1, 0.2, 0.6]).tolist()
-    better = gallery.copy()
-    for query, row in zip(queries, kinds, strict=True):
-        better[[kind == "easy" for kind in row]] += 0.2 * query
-    first, second = (evaluate_revisited(queries, each, ground_truth_of(kinds)) for each in (gallery, better))
-    assert str(first["easy"]).splitlines()[0] == "revisited, easy: 20 queries, 60 gallery images"
-    assert first["hard"].to_results().overall()["value"].to_dict() == first["hard"].metrics
-    assert first["easy"].cmc(60)[-1] == 1
-    assert first["easy"].cmc(1)[0] == first["easy"].metrics["mP@1"]
-    resampling = Resampling("queries", num_resamples=100)
-    compared = compare_models({"old": first["easy"], "new": second["easy"]}, None, resampling).overall("new")
-    assert compared.loc["mAP", "difference"] == pytest.approx(
-        second["easy"].metrics["mAP"] - first["easy"].metrics["mAP"]
-    )
-    with pytest.raises(InputError, match="one evaluation is 'revisited, easy', the other 'revisited, hard'"):
-        compare_models({"old": first["easy"], "new": first["hard"]}, None, resampling)
 
 
 def test_a_table_has_its_gallery_first() -> None:

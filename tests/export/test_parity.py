@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from vicinal.data import Table
 from vicinal.export import Differences, ExportSettings, ParityReport
-from vicinal.export.parity import compare, speeds
+from vicinal.export.parity import compare
 from vicinal.utils.errors import InputError
 from vicinal.workflows.export import some_classes
 
@@ -66,32 +65,6 @@ def test_vectors_that_differ_are_refused_in_float32() -> None:
     one_off[0, 0] = np.nan
     with pytest.raises(InputError, match="not finite"):
         report(one_off, ExportSettings(precision="fp16")).check()
-
-
-def test_the_text_of_a_report() -> None:
-    text = report(WORSE, ExportSettings(precision="int8")).to_markdown()
-    assert text.startswith("# resnet50 as onnx, int8\n")
-    assert "| size | 2.00 MB | 0.50 MB | 0.25 x |" in text
-    assert "| images per second | 50 | 100 | 2.00 x |" in text
-    assert "Vectors of 120 check images differ by" in text
-    assert "95 % confidence intervals, from resampled classes" in text
-
-
-def test_speeds_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, now = [], [0.0]
-
-    def model(name: str, seconds: float) -> Callable[[], np.ndarray]:
-        def embed() -> np.ndarray:
-            now[0] += seconds if len(calls) > 3 else 9.0  # the first calls are slow
-            calls.append(name)
-            return np.empty((16, 2))
-
-        return embed
-
-    monkeypatch.setattr("vicinal.export.parity.CLOCK", lambda: now[0])
-    found = speeds({"before": model("before", 0.2), "after": model("after", 0.1)})
-    assert found == pytest.approx({"before": 80, "after": 160})
-    assert calls == ["before", "after"] * (len(calls) // 2)
 
 
 def test_only_whole_classes_are_checked() -> None:

@@ -28,7 +28,6 @@ from vicinal.losses import (
 )
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
-from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.errors import InputError
 
 KINDS = [CASES[name].kind for name in DEFAULTS]
@@ -111,11 +110,6 @@ def test_the_only_class_has_no_others() -> None:
         ProxyNCALoss(1, 4)(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64))
 
 
-def test_a_value_of_each_anchor_is_not_for_all() -> None:
-    with pytest.raises(InputError, match=r"^ProxyAnchorLoss has no value for each sample"):
-        ProxyAnchorLoss(3, 4).anchor_values(PairSource.from_batch(torch.randn(3, 4), torch.arange(3)))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_memory_nor_mixtures(kind: type[CenterBasedLoss]) -> None:
     loss = kind(3, 4)
@@ -184,10 +178,3 @@ def test_state(case: str) -> None:
         assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in loss.parameters()]
     with pytest.raises(RuntimeError, match="size mismatch"):
         CASES[case].kind(5, 4, **CASES[case].arguments).load_state_dict(loss.state_dict())
-
-
-def test_print() -> None:
-    assert repr(NormSoftmaxLoss(3, 4)) == (
-        "NormSoftmaxLoss(num_classes=3, dim=4, scale=20.0, label_smoothing=0.0, sample_rate=1.0, seed=0, sharded=False)"
-    )
-    assert repr(ProxyAnchorLoss()) == "ProxyAnchorLoss(num_classes=None, dim=None, alpha=32.0, margin=0.1)"

@@ -49,29 +49,6 @@ def test_nothing_moves_in_evaluation() -> None:
     assert torch.equal(loss.centers, before)
 
 
-def test_the_order_of_the_batch_does_not_matter() -> None:
-    """As it would if one embedding after the other moved its center."""
-    first, second = made(), made()
-    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(first(X, LABELS), second(X[order], LABELS[order]), rtol=1e-12, atol=0)
-    torch.testing.assert_close(first.centers, second.centers, rtol=1e-12, atol=1e-14)
-
-
-def test_an_optimizer_leaves_the_centers() -> None:
-    """Also one with weight decay and momentum; and a backward pass after they moved is that of before."""
-    loss, still = made(), made().eval()
-    x, y = (X.clone().requires_grad_() for _ in range(2))
-    optimizer = torch.optim.SGD([x, *loss.parameters()], lr=0.1, momentum=0.9, weight_decay=0.5)
-    value = loss(x, LABELS)
-    moved = loss.centers.clone()
-    value.backward()
-    still(y, LABELS).backward()
-    assert loss.centers.grad is None
-    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
-    optimizer.step()
-    assert torch.equal(loss.centers, moved)
-
-
 def test_centers_are_in_the_state() -> None:
     loss, other = made(), ClusterContrastLoss(momentum=0.3)
     loss(X, LABELS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.losses.batches import Batch
-from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
+from tests.losses.center_cases import BATCHES, CASES, DEFAULTS
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import ClusterContrastLoss
 
@@ -37,23 +37,6 @@ def test_zero_and_equal_vectors(case: str) -> None:
                 loss.centers.data.zero_()
             for tensor in value_and_gradients(loss, Batch(x, labels), list(loss.parameters())):
                 assert tensor.isfinite().all(), name
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if not name.startswith(("cross-entropy", "center loss"))])
-def test_a_zero_embedding_is_as_near_to_one_class_as_to_another(case: str) -> None:
-    """Its value is that of cosines of 0, whatever the centers."""
-    x, labels = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2])
-    loss, other = (CASES[case].loss(4, 5).double() for _ in range(2))
-    other.centers.data.neg_().mul_(3)
-    torch.testing.assert_close(loss(x, labels), other(x, labels), **CLOSE)
-
-
-@pytest.mark.parametrize("case", LEARNED)
-def test_a_class_without_a_sample_is_a_negative_all_the_same(case: str) -> None:
-    """Unless centers learn from their own class alone."""
-    _, _, grad_centers, *_ = CASES[case].values(SHUFFLED, 9)
-    absent = grad_centers[4 * len(grad_centers) // 9 :].any(dim=1)
-    assert not absent.any() if case == "CCL, stopped" else absent.all()
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "ProxyNCA"])  # which refuses it
@@ -149,46 +132,6 @@ def test_no_gradient_is_asked_for(case: str) -> None:
 
 
 # Invariance -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_permuting_the_batch_permutes_the_gradient(case: str) -> None:
-    for name in ("unequal classes", "many classes", "opposites"):
-        batch = BATCHES[name]
-        order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(1))
-        value, gradient, *others = CASES[case].values(batch, 12)
-        permuted = CASES[case].values(Batch(batch.embeddings[order], batch.labels[order]), 12)
-        torch.testing.assert_close(permuted, [value, gradient[order], *others], **CLOSE)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_permuting_classes_with_their_centers(case: str) -> None:
-    for name in ("unequal classes", "many classes", "opposites"):
-        batch, classes = BATCHES[name], classes_of(BATCHES[name]) + 2
-        loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
-        value, grad_embeddings, *others = value_and_gradients(loss, batch, list(loss.parameters()))
-        order = torch.randperm(classes, generator=torch.Generator().manual_seed(2))
-        loss = CASES[case].loss(classes, batch.embeddings.shape[1]).double()
-        for parameter in loss.parameters():
-            parameter.data = parameter.data.unflatten(0, (classes, -1))[order].flatten(0, 1)
-        moved = batch._replace(labels=order.argsort()[batch.labels])
-        expected = [part.unflatten(0, (classes, -1))[order].flatten(0, 1) for part in others]
-        got = value_and_gradients(loss, moved, list(loss.parameters()))
-        torch.testing.assert_close(got, [value, grad_embeddings, *expected], **CLOSE)
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if not CASES[name].kind.uses_norms])
-def test_lengths_do_not_matter(case: str) -> None:
-    """Of embeddings, nor of centers, whose gradients shrink as they grow."""
-    loss = CASES[case].loss(6, 5).double()
-    value, by_x, *grad_centers = value_and_gradients(loss, SHUFFLED, list(loss.parameters()))
-    factors = torch.linspace(0.1, 10, len(by_x), dtype=torch.float64)[:, None]
-    longer = CASES[case].loss(6, 5).double()
-    of_centers = torch.linspace(0.1, 10, len(longer.centers), dtype=torch.float64)[:, None]
-    longer.centers.data *= of_centers
-    batch = SHUFFLED._replace(embeddings=SHUFFLED.embeddings * factors)
-    expected = [value, by_x / factors, *(part / of_centers for part in grad_centers)]
-    torch.testing.assert_close(value_and_gradients(longer, batch, list(longer.parameters())), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("case", DEFAULTS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -135,50 +133,6 @@ def test_eq_9_proxy_nca_is_without_the_positive_in_the_sum() -> None:
     torch.testing.assert_close(nca, -(own[:, 0].exp() / of_others(s.exp())).log(), rtol=1e-10, atol=1e-12)
 
 
-def test_eq_10_the_contrastive_loss_rewritten() -> None:
-    s, own = similarities(16)
-    expected = of_others((s - own).exp()).log1p()
-    torch.testing.assert_close(anchor_values(made(CenterContrastiveLoss, **CCL)), expected, rtol=1e-10, atol=1e-12)
-
-
-def by_similarities(loss: CenterBasedLoss, scale: float) -> Tensor:
-    """The gradient of each anchor's value by its S(x, c), [n, classes].
-
-    Read off the gradients by unit centers: that by c is dL/dS scale (x - cos(x, c) c).
-    """
-    loss.centers.data = normalize(CENTERS)
-    rows = []
-    for x, y in zip(normalize(X), LABELS, strict=True):
-        (grad_centers,) = torch.autograd.grad(loss(x[None], y[None]), loss.centers)
-        rows.append(grad_centers @ x / (scale * (1 - (loss.centers.detach() @ x).square())))
-    return torch.stack(rows)
-
-
-def test_the_gradient_of_eq_10() -> None:
-    """Of the second case the paper leaves out S(x, c_y) in the numerator."""
-    s, own = similarities(16)
-    sums = of_others((s - own).exp())[:, None]
-    expected = ((s - own).exp() / (1 + sums)).scatter(1, LABELS[:, None], -sums / (1 + sums))
-    got = by_similarities(made(CenterContrastiveLoss, **CCL), 16)
-    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-12)
-
-
-def test_the_gradient_of_eq_9_is_the_same_for_every_positive() -> None:
-    s, _ = similarities(2)
-    expected = (s.exp() / of_others(s.exp())[:, None]).scatter(1, LABELS[:, None], -1.0)
-    torch.testing.assert_close(by_similarities(made(ProxyNCALoss), 2), expected, rtol=1e-8, atol=1e-12)
-
-
-def test_eq_11_to_13_the_margin() -> None:
-    """Its m is of S: the scale times that of Eq. (5)."""
-    s, own = similarities(16)
-    loss = anchor_values(made(CenterContrastiveLoss, **CCL, margin=0.3))
-    torch.testing.assert_close(loss, of_others((s - (own - 16 * 0.3)).exp()).log1p(), rtol=1e-10, atol=1e-12)
-    largest = (s - own + 16 * 0.3).scatter(1, LABELS[:, None], 0.0).amax(dim=1)
-    assert (largest <= loss).all()
-    assert (loss <= largest + math.log(CLASSES)).all()
-
-
 def test_cross_entropy_of_unit_vectors_is_norm_softmax() -> None:
     """With embeddings as long as the scale, and no biases."""
     loss = made(CrossEntropyLoss)
@@ -212,19 +166,6 @@ def test_stopped_gradient_draws_centers_to_their_class() -> None:
     torch.testing.assert_close(loss.centers.detach()[10:], CENTERS[10:], rtol=0, atol=0)
 
 
-def test_norm_softmax_smoothed_by_half_or_wholly() -> None:
-    """Of two classes the other one takes the fraction; so all of it is the loss of the other label."""
-    batch = Batch(X, LABELS % 2)
-    losses = [NormSoftmaxLoss(2, DIM, label_smoothing=fraction).double() for fraction in (0.0, 0.25, 1.0)]
-    for loss in losses:
-        loss.centers.data = CENTERS[:2].clone()
-    none, quarter, whole = (value_and_gradients(loss, batch, [loss.centers]) for loss in losses)
-    swapped = value_and_gradients(losses[0], Batch(X, 1 - LABELS % 2), [losses[0].centers])
-    torch.testing.assert_close(whole, swapped, rtol=1e-9, atol=1e-12)
-    mixture = [0.75 * a + 0.25 * b for a, b in zip(none, swapped, strict=True)]
-    torch.testing.assert_close(quarter, mixture, rtol=1e-9, atol=1e-12)
-
-
 # Centers are references -----------------------------------------------------------------------------------------------
 
 AGAINST_CENTERS: dict[str, tuple[CenterBasedLoss, Loss]] = {
@@ -234,16 +175,6 @@ AGAINST_CENTERS: dict[str, tuple[CenterBasedLoss, Loss]] = {
     "NormSoftmax is N-pairs": (made(NormSoftmaxLoss), NPairsLoss(scale=20)),
     "cluster contrast is NT-Xent": (made(ClusterContrastLoss).eval(), NTXentLoss(temperature=1 / 20)),
 }
-
-
-@pytest.mark.parametrize("name", AGAINST_CENTERS)
-def test_a_loss_of_pairs_with_centers_as_references(name: str) -> None:
-    ours, of_pairs = AGAINST_CENTERS[name]
-    got = value_and_gradients(ours, BATCH)
-    expected = value_and_gradients(of_pairs, Batch(X, LABELS, CENTERS, torch.arange(CLASSES)))
-    torch.testing.assert_close(got, expected[:2], rtol=1e-9, atol=1e-12)
-    if ours.centers.requires_grad:
-        torch.testing.assert_close(values(ours)[2], expected[2], rtol=1e-9, atol=1e-12)
 
 
 def test_proxy_anchor_is_multi_similarity_of_centers_against_the_batch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,13 +236,6 @@ def test_large_batches(classes: int, size: int) -> None:
             assert_near(ours(sample, **options), by_hand(sample, **options), message=f"{spread} {options}")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_middling_batches(variant: str) -> None:
-    for spread in (0.1, 0.6, 3.0):
-        sample = clusters(16, 4, 16, spread, seed=5)
-        assert_near(ours(sample, **VARIANTS[variant]), by_hand(sample, **VARIANTS[variant]), message=str(spread))
-
-
 def test_large_batches_that_have_not_learned_or_have_collapsed() -> None:
     """Neighborhoods are the whole batch, or nearly."""
     noise = torch.randn(256, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -307,23 +299,6 @@ def test_proposition_4_1() -> None:
     assert min(seen.values()) > 50
 
 
-def test_proposition_4_1_counts_a_tie_as_wrong() -> None:
-    """A negative that is as similar as a positive is not ranked behind it."""
-    labels = torch.arange(9) // 3
-    apart = torch.eye(9, dtype=torch.float64) + 2 * torch.eye(9, dtype=torch.float64)[3 * labels]
-    assert ContextualLoss(epsilon=0.0)(apart, labels) < 1e-20
-    # Of a corner four others are at distance 1, one of them of its class.
-    assert ContextualLoss(epsilon=0.0)(hypercube(4), torch.arange(16) // 2) > 0.01
-
-
-def test_an_epsilon_asks_for_a_margin() -> None:
-    """Correct ranking is enough without it, and not with it."""
-    sample = clusters(4, 4, 6, 0.2, seed=1)
-    assert ranks_all_positives_first(sample.x, sample.labels)
-    assert ContextualLoss(epsilon=0.0)(sample.x, sample.labels) < 1e-20
-    assert ContextualLoss(epsilon=0.0)(sample.x, sample.labels) < ContextualLoss(epsilon=2.0)(sample.x, sample.labels)
-
-
 class OnePair(NamedTuple):
     """A batch in which a single pair counts: the negative i, j that is among the neighbors of i."""
 
@@ -356,47 +331,6 @@ class OnePair(NamedTuple):
         return torch.autograd.grad((gradient * (2 - 2 * f @ f.T)).sum(), x)[0]
 
 
-ONE_PAIR = clusters(4, 4, 6, 1.2, seed=3)
-
-
-def test_equation_8() -> None:
-    """W1(i, j) = N(i, j) (a <N(i), N(j)> + b), for every pair: a single negative pair's loss is its square / n^2."""
-    n, k = len(ONE_PAIR.x), ONE_PAIR.k
-    a, b = 1 / (2 * k) + 1 / (2 * (n - k)), (n - 2 * k) / (2 * (n - k))
-    for i, j in itertools.permutations(range(n), 2):
-        pair = OnePair.of(ONE_PAIR, i, j)
-        w = pair.near[i, j] * (a * pair.near[i] @ pair.near[j] + b)
-        assert pair.ours(k)[0].item() == pytest.approx(w.item() ** 2 / n**2, rel=1e-12)
-
-
-def wrong_pairs() -> list[tuple[int, int]]:
-    near = OnePair.of(ONE_PAIR, 0, 1).near
-    n = len(ONE_PAIR.x)
-    return [(i, j) for i, j in itertools.permutations(range(n), 2) if near[i, j] and not near[j, i]]
-
-
-def test_equation_9() -> None:
-    """The gradient by distances: part 1 ranks i and j, part 2 draws i out of the context of j, and j out of that of i.
-
-    Eq. (9) as it stands is the gradient of M+ (a = 1/k, b = 0). Of M- it takes n - |N(i)| - |N(j)| for constant; the
-    gradient of Eq. (3), and of Algorithm 1, is that of Eq. (39), less by one constant for the rows i and j.
-    """
-    alpha, n, k = 10.0, len(ONE_PAIR.x), ONE_PAIR.k
-    assert len(wrong_pairs()) > 10
-    for i, j in wrong_pairs():
-        pair = OnePair.of(ONE_PAIR, i, j)
-        shared = pair.near[i] @ pair.near[j]
-        of_both = 1 / (2 * k) + 1 / (2 * (n - k)), (n - 2 * k) / (2 * (n - k)), 1 / (2 * (n - k))
-        for (a, b, less), complement in ((of_both, True), ((1 / k, 0.0, 0.0), False)):
-            g = 2 * (a * shared + b) / n**2
-            by_distance = torch.zeros(n, n, dtype=torch.float64)
-            by_distance[i, j] -= alpha * g * (a * shared + b)
-            by_distance[i] -= alpha * g * (a * pair.near[j] - less)
-            by_distance[j] -= alpha * g * (a * pair.near[i] - less)
-            expected = pair.by_distances(by_distance)
-            torch.testing.assert_close(pair.ours(k, complement=complement)[1], expected, rtol=1e-9, atol=1e-14)
-
-
 # Options that must not matter -----------------------------------------------------------------------------------------
 
 
@@ -415,59 +349,7 @@ def test_options_of_the_gradient_leave_the_value(name: str) -> None:
         assert not torch.allclose(other_gradient, gradient)
 
 
-def test_options_of_what_is_left_out_are_not_looked_at() -> None:
-    sample = SAMPLES["unequal classes"]
-    for without, ignored in (
-        ({"theta": "step"}, {"temperature": 3.0}),
-        ({"theta": "sigmoid"}, {"alpha": 3.0}),
-        ({"intersection": False}, {"complement": False, "detach_sizes": False}),
-        ({"expansion": False}, {"detach_expansion_size": True}),
-        ({"complement": False, "intersection": False, "expansion": False}, {"conjunction": "min"}),
-    ):
-        for a, b in zip(ours(sample, **without), ours(sample, **without, **ignored), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
-
-
-def test_the_gradient_is_linear_in_alpha() -> None:
-    """Every way from the loss to a distance goes through one step."""
-    for name in ("16, k = 4", "duplicates", "all near each other"):
-        _, of_one = ours(SAMPLES[name], alpha=1.0)
-        torch.testing.assert_close(ours(SAMPLES[name], alpha=7.0)[1], 7 * of_one, rtol=1e-10, atol=1e-15)
-
-
-def test_small_temperatures_are_the_step() -> None:
-    for name in ("16, k = 4", "unequal classes", "20, k = 5"):
-        for options in ({}, {"conjunction": "min"}, {"expansion": False}):
-            smooth, _ = ours(SAMPLES[name], theta="sigmoid", temperature=1e-7, **options)
-            torch.testing.assert_close(smooth, ours(SAMPLES[name], **options)[0], rtol=1e-9, atol=1e-12)
-
-
-def test_min_and_product_are_one_value_for_steps() -> None:
-    """Of 0 and 1 both are the logical and; so they are of step 2 in their mean with N."""
-    sample = SAMPLES["24, k = 8"]
-    value, gradient = ours(sample, conjunction="min")
-    torch.testing.assert_close(value, ours(sample)[0], rtol=1e-12, atol=0)
-    assert not torch.allclose(gradient, ours(sample)[1])
-
-
 # Invariances ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_permuting_the_batch_permutes_the_gradient(variant: str) -> None:
-    for name in ("16, k = 4", "unequal classes", "singletons", "corners", "opposites"):
-        sample = SAMPLES[name]
-        order = torch.randperm(len(sample.x), generator=torch.Generator().manual_seed(1))
-        value, gradient = ours(sample, **VARIANTS[variant])
-        permuted = Sample(sample.x[order], sample.labels[order], sample.k)
-        assert_near(ours(permuted, **VARIANTS[variant]), (value, gradient[order]), 1e-10, name)
-
-
-def test_names_and_type_of_labels_do_not_matter() -> None:
-    sample = SAMPLES["16, k = 4"]
-    expected = ours(sample)
-    for labels in (torch.tensor([40, -3, 2**50, 0])[sample.labels], sample.labels.to(torch.uint8)):
-        torch.testing.assert_close(ours(sample._replace(labels=labels)), expected, rtol=0, atol=0)
 
 
 def test_length_of_embeddings_does_not_matter() -> None:
@@ -475,13 +357,6 @@ def test_length_of_embeddings_does_not_matter() -> None:
     factors = torch.linspace(0.1, 10, len(sample.x), dtype=torch.float64)[:, None]
     value, gradient = ours(sample)
     assert_near(ours(sample._replace(x=sample.x * factors)), (value, gradient / factors), 1e-10)
-
-
-def test_turning_all_embeddings_does_not_matter() -> None:
-    sample = SAMPLES["20, k = 5"]
-    turn = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))[0]
-    value, gradient = ours(sample)
-    assert_near(ours(sample._replace(x=sample.x @ turn)), (value, gradient @ turn), 1e-10)
 
 
 def test_global_random_state_is_neither_read_nor_changed() -> None:
@@ -542,16 +417,6 @@ def test_a_backward_pass_under_autocast(variant: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (gradient,) = torch.autograd.grad(loss(x, sample.labels), x)
     assert torch.equal(gradient, expected)
-
-
-def test_half_precision_is_only_a_coarser_input() -> None:
-    for name in ("16, k = 4", "unequal classes"):
-        sample = SAMPLES[name]
-        for dtype in (torch.bfloat16, torch.float16):
-            half, loss = sample.x.to(dtype), ContextualLoss(sample.k)
-            with torch.autocast("cpu", dtype=dtype):
-                value = loss(half, sample.labels)
-            torch.testing.assert_close(value, loss(half.float(), sample.labels), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -618,12 +483,6 @@ def test_unequal_classes_need_a_k() -> None:
             ContextualLoss()(x, **arguments)
         assert "\n" not in str(error.value)
         assert ContextualLoss(k=2)(x, **arguments).isfinite()
-
-
-def test_repr_says_the_options() -> None:
-    text = repr(ContextualLoss(4, theta="sigmoid"))
-    for part in ("k=4", "epsilon=0.05", "theta='sigmoid'", "expansion=True", "correct_gradient=False"):
-        assert re.search(rf"\b{re.escape(part)}", text)
 
 
 # Pairs given otherwise, references, memory ----------------------------------------------------------------------------
@@ -775,13 +634,6 @@ def test_the_way_is_chosen_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(ours(learned), dense, 1e-12)
 
 
-def test_float32_in_a_large_batch() -> None:
-    sample = clusters(100, 4, 32, 0.5)
-    got = ours(sample._replace(x=sample.x.float()))
-    assert got[1].dtype == torch.float32
-    assert_near(got, by_hand(sample), 1e-4)
-
-
 @pytest.mark.parametrize("variant", SPARSE)
 def test_float32_by_sparse_matrices(variant: str, sparse_calls: list[int]) -> None:
     for name in ("16, k = 4", "24, k = 6, learned", "corners", "unequal classes"):
@@ -847,23 +699,6 @@ class Seen(PairLoss):
     def value(self, source: PairSource) -> Tensor:
         self.source = source
         return 0 * source.anchors.sum()
-
-
-def test_it_trains() -> None:
-    """A linear layer that is trained with it sorts what it could not sort before."""
-    sample = clusters(8, 4, 12, 1.0, seed=7)
-    layer = torch.nn.Linear(12, 8, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.randn(8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    optimizer, loss = torch.optim.Adam(layer.parameters(), lr=0.02), ContextualLoss()
-    values = []
-    for _ in range(60):
-        value = loss(layer(sample.x), sample.labels)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    assert values[-1] < 0.5 * values[0]
 
 
 # Processes ------------------------------------------------------------------------------------------------------------

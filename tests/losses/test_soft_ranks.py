@@ -114,34 +114,6 @@ def test_positives_above_leave_each_itself_out(temperature: float) -> None:
     torch.testing.assert_close(count_positives_above(rows, temperature), expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_where_points_stand_does_not_matter(step: str) -> None:
-    """In few columns, as of a class, or at places of all columns, as by masks; also in another order."""
-    points, others = some_points(), some_others()
-    places = torch.tensor([7, 2, 19, 11, 4])
-    wide = torch.full((ROWS, 20), math.inf, dtype=torch.float64).index_copy(1, places, points)
-
-    def count(points: Tensor, others: Tensor) -> Tensor:
-        return count_above(points, others, **STEPS[step])
-
-    torch.testing.assert_close(count(wide, others)[:, places], count(points, others), rtol=1e-14, atol=0)
-    order = torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(count(points[:, order], others), count(points, others)[:, order], rtol=1e-14, atol=0)
-    torch.testing.assert_close(
-        count_thresholds_above(wide, others), count_thresholds_above(points, others), rtol=0, atol=0
-    )
-
-    def weighted(points: Tensor, others: Tensor) -> Tensor:
-        weights = torch.arange(1.0, 6.0, dtype=torch.float64)
-        return (count(points, others)[:, places if points.shape[1] == 20 else slice(None)] * weights).sum()
-
-    leaves = [points.requires_grad_(), wide.requires_grad_(), others.requires_grad_()]
-    by_points, by_others = torch.autograd.grad(weighted(points, others), [points, others])
-    by_wide, again = torch.autograd.grad(weighted(wide, others), leaves[1:])
-    torch.testing.assert_close(by_wide[:, places], by_points, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(again, by_others, rtol=1e-12, atol=1e-14)
-
-
 @pytest.mark.slow
 def test_many_points_need_no_more_memory_than_one() -> None:
     points, others = (torch.rand(32, n, dtype=torch.float64) for n in (500, 2000))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, precision
-from vicinal.models.precision import gpu_has_bfloat16, used_precision
+from vicinal.models.execution import gpu_has_bfloat16, used_precision
 from vicinal.workflows.embedding_reader import EmbeddingReader
 
 

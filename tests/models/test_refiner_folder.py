@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests.models import folders
-from tests.models.folders import change, rewrite
+from tests.models.folders import change
 from tests.models.refiner_reference import PAPER
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import ContextRefiner, Embedder
@@ -81,16 +81,6 @@ def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, cont
     loaded.save_pretrained(tmp_path / "again")
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "refiner" / file).read_bytes()
-
-
-def test_older_files_are_those_of_the_paper(tmp_path):
-    refiner = build(**PAPER)
-    refiner.save_pretrained(tmp_path / "refiner")
-    added = ("attention_start", "temperature", "learn_temperature", "null_similarity", "residual_gate", "inner_ratio")
-    change(tmp_path / "refiner", **dict.fromkeys([*added, "mlp_ratio", "tie_weights", "min_similarity"], "DELETE"))
-    loaded = ContextRefiner.from_pretrained(tmp_path / "refiner")
-    assert torch.equal(refined(loaded), refined(refiner))
-    assert loaded.fingerprint() == refiner.fingerprint()
 
 
 def test_what_the_folder_holds(tmp_path):
@@ -211,42 +201,18 @@ def test_each_kind_is_refused_where_the_other_is_wanted(tmp_path, folder):
     ("values", "message"),
     [
         ({"format": "pytorch"}, r'not the config of a Vicinal model \("format" is not "vicinal-refiner"\)'),
-        ({"format": ["vicinal-refiner"]}, r"not the config of a Vicinal model"),
-        ({"format": "DELETE"}, r"not the config of a Vicinal model"),
-        ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
         ({"backbone": "resnet50"}, r"unknown key 'backbone'; the keys are dim, depth, num_heads, neighbors"),
-        *[
-            ({key: "DELETE"}, rf"config\.json: {key} is missing")
-            for key in ("dim", "depth", "num_heads", "neighbors", "dropout", "context", "model_fingerprint", "recipe")
-        ],
-        ({"dim": "8"}, r"dim is '8'; it must be int"),
-        ({"dim": True}, r"dim is True"),
-        ({"dim": 0}, r"config\.json: ContextRefiner: dim = 0"),
+        ({"num_heads": "DELETE"}, r"config\.json: num_heads is missing"),
+        ({"depth": 2.0}, r"depth is 2\.0; it must be int"),
         ({"dim": 10**15}, r"dim: 1000000000000000 is too large; at most 65,536"),
         ({"dim": 65536}, r"model\.safetensors: blocks\.0\.\w+ has shape \(8, 8\); config\.json calls for \(65536"),
-        ({"depth": 2.0}, r"depth is 2\.0; it must be int"),
-        ({"depth": -1}, r"config\.json: ContextRefiner: depth = -1"),
         ({"depth": 2}, r"has the unknown tensor blocks\.2\.\w+ and 6 more"),
-        ({"depth": 4}, r"lacks tensor blocks\.3\.\w+ and 6 more"),
         ({"depth": 10**9}, r"depth: 1000000000 is too large; at most 1,000"),
         ({"num_heads": 3}, r"config\.json: ContextRefiner: num_heads = 3 must divide dim = 8"),
         ({"num_heads": 10**9}, r"num_heads: 1000000000 is too large; at most 16,384"),
-        ({"neighbors": -1}, r"neighbors = -1"),
         ({"neighbors": 10**9}, r"neighbors: 1000000000 is too large; at most 16,384"),
-        ({"dropout": 1}, r"dropout = 1"),
-        ({"dropout": float("nan")}, r"dropout = nan"),
-        ({"dropout": None}, r"dropout is None; it must be int"),
-        ({"context": "everything"}, r"context = 'everything' must be neighbors or self"),
-        ({"attention_start": "zero"}, r"attention_start = 'zero' must be similarity or random"),
-        ({"temperature": float("inf")}, r"temperature = inf must be from 1e-6 to 1e6"),
-        ({"learn_temperature": 1}, r"learn_temperature is 1; it must be bool"),
         ({"learn_temperature": False}, r"has the unknown tensor blocks\.0\.log_temperature and 2 more"),
-        ({"inner_ratio": 10**9}, r"inner_ratio = 1000000000 must be above 0 and at most 64"),
         ({"mlp_ratio": 1.0}, r"lacks tensor blocks\.0\.mlp\.hidden and 5 more"),
-        ({"context": ["self"]}, r"context is \['self'\]; it must be str"),
-        ({"model_fingerprint": 7}, r"model_fingerprint is 7; it must be str"),
-        ({"recipe": None}, r"recipe is None; it must be dict"),
-        ({"metrics": [1]}, r"metrics is \[1\]; it must be dict"),
     ],
 )
 def test_hostile_configs(folder, values, message):
@@ -257,28 +223,6 @@ def test_hostile_configs(folder, values, message):
 def test_the_largest_that_is_allowed_takes_no_memory(folder):
     change(folder, dim=65_536, depth=1_000, num_heads=16_384)  # 69 TB
     refused(folder, "asks for a network of more than 542 tensors")
-
-
-@pytest.mark.parametrize("length", [0, 4, 100, 2000, -1])
-def test_truncated_weights(folder, length):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:length])
-    refused(folder, r"model\.safetensors: not a whole safetensors file")
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda tensors: tensors.pop("blocks.1.key"), r"lacks tensor blocks\.1\.key;"),
-        (lambda tensors: tensors.update(evil=torch.zeros(1)), r"has the unknown tensor evil;"),
-        (lambda tensors: tensors.update({"blocks.0.output": torch.zeros(8, 9)}), r"blocks\.0\.output has shape \(8, 9"),
-        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).int()}), r"blocks\.0\.key is of type I32"),
-        (lambda tensors: tensors.update({"blocks.0.key": torch.zeros(8, 8).half()}), r"weights of different dtypes"),
-    ],
-)
-def test_other_tensors(folder, edit, message):
-    rewrite(folder, edit)
-    refused(folder, r"model\.safetensors: " + message)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "refiner.pt", "model.pkl"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vicinal.report.labels import shorten
+from vicinal.utils.console import shorten
 
 
 @pytest.mark.parametrize("text", ["Garant-Ecological-Medium-Fat-Milk", "a" * 50, "a b" * 20, "-" * 30, "-a" + "b" * 30])

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vicinal.report import cells, contact_sheets, plots
+from vicinal.report import contact_sheets, plots
 from vicinal.report.contact_sheets import neighbor_grid
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
 from vicinal.report.plots import learning_curves, training_against_test
@@ -61,7 +61,7 @@ def test_any_number_of_rows(tmp_path, rows: int) -> None:
         [item("a $x$")] * rows, [[item("a")] * (row % 3) for row in range(1, rows + 1)], tmp_path / "grid.png"
     )
     size = Image.open(tmp_path / "grid.png").size
-    assert size[1] == pytest.approx(rows * DPI * cells.CELL_INCHES * 1.5, rel=0.2)
+    assert size[1] == pytest.approx(rows * DPI * contact_sheets.CELL_INCHES * 1.5, rel=0.2)
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".jpg", b"\xff\xd8"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
@@ -99,7 +99,9 @@ def test_labels_are_compared_as_text(tmp_path, wanted: object, found: object) ->
 def test_what_has_no_path_is_an_empty_cell(tmp_path, without: dict[str, object]) -> None:
     neighbor_grid([without], [[{**without, "id": 3, "label": "cat", "score": 0.5}]], tmp_path / "grid.png")
     image = Image.open(tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", EMPTY)) == pytest.approx(2 * (DPI * cells.CELL_INCHES) ** 2, rel=0.1)
+    assert len(pixels(tmp_path / "grid.png", EMPTY)) == pytest.approx(
+        2 * (DPI * contact_sheets.CELL_INCHES) ** 2, rel=0.1
+    )
     assert image.size == (pytest.approx(2.64 * 172, abs=2), pytest.approx(1.66 * 172, abs=2))
 
 
@@ -125,7 +127,7 @@ def test_many_neighbors_go_on_in_the_next_row(tmp_path, monkeypatch) -> None:
     neighbor_grid([item("a")], [[item("a")] * 7], tmp_path / "grid.png")
     where = pixels(tmp_path / "grid.png", RIGHT)
     image = Image.open(tmp_path / "grid.png")
-    assert image.height == pytest.approx(3 * DPI * cells.CELL_INCHES * 1.5, rel=0.1)
+    assert image.height == pytest.approx(3 * DPI * contact_sheets.CELL_INCHES * 1.5, rel=0.1)
     below = where[where[:, 0] > 0.7 * image.height]
     assert below[:, 1].max() < 0.55 * image.width  # the seventh is the first of its row
 
@@ -142,7 +144,7 @@ def test_boxes_and_captions(tmp_path) -> None:
 
 
 def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cells, "CELL_INCHES", 0.05)
+    monkeypatch.setattr(contact_sheets, "CELL_INCHES", 0.05)
     monkeypatch.setattr(contact_sheets, "MAX_ROWS", 10**6)
     rows = 6000
     monkeypatch.setattr(contact_sheets, "cell", lambda *_: None)

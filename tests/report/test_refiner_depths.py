@@ -10,8 +10,7 @@ from PIL import Image
 
 from tests.analysis.refiners import embedded, moving
 from vicinal.analysis import metrics_by_depth
-from vicinal.report import refiner_depths
-from vicinal.report.refiner_depths import depth_curve, depth_curves
+from vicinal.report.plots import depth_curve, depth_curves
 from vicinal.utils.errors import InputError
 
 
@@ -19,7 +18,7 @@ from vicinal.utils.errors import InputError
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """What is written from now on."""
     made: list[Figure] = []
-    monkeypatch.setattr(refiner_depths, "write_figure", lambda figure, path: made.append(figure))
+    monkeypatch.setattr("vicinal.report.plots.write_figure", lambda figure, path: made.append(figure))
     return made
 
 
@@ -54,7 +53,7 @@ def test_the_file_is_written(tmp_path: Path) -> None:
 
 
 def test_suffix_is_looked_at_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refiner_depths, "metrics_by_depth", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("vicinal.report.plots.metrics_by_depth", lambda *_: pytest.fail("work began"))
     with pytest.raises(InputError, match=r"picture\.doc: pictures end in"):
         depth_curve(moving(), *embedded(), tmp_path / "picture.doc")
 

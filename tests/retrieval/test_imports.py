@@ -7,7 +7,18 @@ import subprocess
 import sys
 
 WATCHED = (
-    *("faiss", "lightning", "matplotlib", "numba", "scipy", "sklearn", "tensorboard", "timm", "torch", "torchvision"),
+    *(
+        "faiss",
+        "lightning_fabric",
+        "matplotlib",
+        "numba",
+        "scipy",
+        "sklearn",
+        "tensorboard",
+        "timm",
+        "torch",
+        "torchvision",
+    ),
     *("vicinal.evaluation", "vicinal.models.embedder", "vicinal.training"),
 )
 BUILD = (

@@ -13,7 +13,7 @@ import pytest
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index
 from vicinal.serving import matches
-from vicinal.serving.images.batching import Batcher, one_by_one_if_broken
+from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.matches import Query, SearchOptions, search_batch
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError

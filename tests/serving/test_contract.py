@@ -19,7 +19,7 @@ from tests.serving.service import DIM, client_of, noise, picture, random_vectors
 from vicinal import Embedder, Index, Table
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.retrieval.decisions import match_images
-from vicinal.retrieval.reranking.names import RERANKINGS
+from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.retrieval.search import search_images
 
 

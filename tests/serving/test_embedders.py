@@ -14,11 +14,11 @@ from tests.serving.service import noise, random_vectors
 from vicinal import Embedder
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.models.head import shortened
 from vicinal.models.multi_scale import embed_multi_scale
-from vicinal.models.shortened import shortened
 from vicinal.retrieval import PCAWhitening
-from vicinal.serving.images.decoding import Decoder, ImageTask
-from vicinal.serving.images.embedders import TorchEmbedder, as_image_embedder
+from vicinal.serving.decoding import Decoder, ImageTask
+from vicinal.serving.embedders import TorchEmbedder, as_image_embedder
 
 SIZES = ((40, 30), (64, 64), (33, 90))
 FILES = [noise(number, size) for number, size in enumerate(SIZES)]

@@ -24,9 +24,9 @@ from vicinal import Embedder, Index, Table
 from vicinal.cli.main import main
 from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.calibration import example_calibration
+from vicinal.serving import remote_store
 from vicinal.serving.app import create_app
 from vicinal.serving.client import Client
-from vicinal.serving.store import remote_store
 from vicinal.utils.errors import InputError
 
 ROWS = 12
@@ -194,7 +194,7 @@ def test_the_command_serves_a_url_with_the_model_of_the_index(
     made_with = {"model": str(tmp_path / "run")}
     RemoteIndex.build(index.vectors(), table, url, "exact", model.fingerprint(), made_with).close()
     services: list[Any] = []
-    monkeypatch.setattr("vicinal.serving.server.run", lambda service, *_: services.append(service))
+    monkeypatch.setattr("vicinal.serving.app.run", lambda service, *_: services.append(service))
     assert main(["serve", url, "--decode_workers", "1", "--read_only"]) == 0
     with TestClient(create_app(services[0]), base_url=ADDRESS) as client:
         answer = client.post("/search", files={"image": ("x.png", noise(5))}, data={"k": "1"}).json()

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from tests.serving.service import client_of, noise, save_index, vector_list
 from tests.serving.test_store import wait_for
 from vicinal import Embedder, Index
+from vicinal.serving import added_images
 from vicinal.serving import service as module
 from vicinal.serving.bodies import ItemBody
-from vicinal.serving.images import added_images
 from vicinal.serving.service import Service
 
 
@@ -42,7 +42,7 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
 def test_an_index_in_place_of_another_shows_its_own_images(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vicinal.serving.store.folder_store.FOLLOW_SECONDS", 0.02)
+    monkeypatch.setattr("vicinal.serving.folder_store.FOLLOW_SECONDS", 0.02)
     folder = save_index(tmp_path)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "3.png").write_bytes(noise(50))

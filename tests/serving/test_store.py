@@ -18,11 +18,11 @@ import pytest
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index, Table
 from vicinal.retrieval.index.database import Database
-from vicinal.serving.images import added_images
+from vicinal.serving import added_images
+from vicinal.serving.columns import ColumnKinds, frame_of
+from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
-from vicinal.serving.store.changes import ColumnKinds, frame_of
-from vicinal.serving.store.folder_store import FolderStore
 from vicinal.utils.errors import InputError
 
 
@@ -116,7 +116,7 @@ def test_images_of_deleted_items_are_removed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.serving.store.folder_store.FOLLOW_SECONDS", 0.005)
+    monkeypatch.setattr("vicinal.serving.folder_store.FOLLOW_SECONDS", 0.005)
     folder = save_index(tmp_path)
     with FolderStore(folder, Limits(save_changes=5)) as store, ThreadPoolExecutor(4) as pool:
         ids = list(pool.map(lambda seed: add(store, seed, price=seed), range(60)))
@@ -131,7 +131,7 @@ def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: py
 
 def test_files_that_cannot_be_written_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vicinal.retrieval.index.shared_state.MAX_PENDING_FRACTION", 0)
-    monkeypatch.setattr("vicinal.serving.store.folder_store.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("vicinal.serving.folder_store.RETRY_SECONDS", 0.05)
     folder, failed = save_index(tmp_path), threading.Event()
 
     def full(*_: object) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.serving.service import noise, picture
-from vicinal.serving.images.decoding import ImageTask, PillowPreparation, PreparedImage, ThumbnailTask
-from vicinal.serving.images.workers import DecodingPool
+from vicinal.serving.decoding import ImageTask, PillowPreparation, PreparedImage, ThumbnailTask
 from vicinal.serving.problems import Problem
+from vicinal.serving.workers import DecodingPool
 from vicinal.utils.errors import InputError
 
 SECONDS = 2.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vicinal.losses import ContrastiveLoss, HistogramLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss
-from vicinal.similarity.embeddings import _compiled, at_least_float32, normalize
+from vicinal.similarity.embeddings import _compiled, normalize
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.errors import InputError
@@ -58,27 +58,6 @@ def test_compiled_and_uncompiled_normalization_agree(length: float) -> None:
     assert expected.abs().max() < 3000
     torch.testing.assert_close(_compiled(x), normalize(x))
     torch.testing.assert_close(torch.autograd.grad(_compiled(x), x, upstream)[0], expected)
-
-
-@pytest.mark.parametrize("entry", [0.0, 1e-45, 1e-30, 9e-13])
-def test_vectors_too_small_to_have_a_direction(entry: float) -> None:
-    """They are divided by 1e-12, and their gradient is that of a vector of norm 1e-3: bounded, never NaN."""
-    x = torch.full((1, 2), entry).requires_grad_()
-    torch.testing.assert_close(normalize(x), x / 1e-12)
-    (gradient,) = torch.autograd.grad(normalize(x), x, torch.ones(1, 2))
-    torch.testing.assert_close(gradient, torch.full((1, 2), 1e3))
-
-
-def test_broken_vectors_stay_broken() -> None:
-    x = torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [-math.inf, math.inf], [1.0, 0.0]])
-    assert normalize(x).isnan().any(dim=1).tolist() == [True, True, True, False]
-    assert normalize(torch.zeros(0, 3)).shape == (0, 3)
-
-
-def test_at_least_float32() -> None:
-    kinds = torch.float16, torch.bfloat16, torch.float32, torch.float64
-    kept = [at_least_float32(torch.ones(1, dtype=kind)).dtype for kind in kinds]
-    assert kept == [torch.float32, torch.float32, torch.float32, torch.float64]
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------
@@ -275,12 +254,6 @@ def test_labels_are_integers_of_any_kind(dtype: torch.dtype) -> None:
     assert pairs_of(PairSource.from_batch(X, labels.to(dtype))) == pairs_of(PairSource.from_batch(X, labels))
 
 
-def test_the_more_precise_of_two_types_is_used() -> None:
-    for x, y in ((X.float(), X), (X, X.bfloat16())):
-        source = PairSource.from_batch(x, LABELS, y, LABELS)
-        assert (source.anchors.dtype, source.references.dtype) == (torch.float64, torch.float64)
-
-
 # Several labels an image, and masks, in losses ----------------------------------------------------------------------
 
 
@@ -306,16 +279,3 @@ def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
         torch.testing.assert_close(by_relation, by_masks)
         torch.testing.assert_close(*gradients)
         assert by_relation.item() != kind()(X, torch.arange(6)).item()
-
-
-@pytest.mark.parametrize("kind", [ContrastiveLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss, HistogramLoss])
-def test_references_in_no_pair_change_nothing(kind: type) -> None:
-    x, far = X.clone().requires_grad_(), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    nothing = torch.zeros(6, 3, dtype=torch.bool)
-    positive, negative = (torch.cat([mask, nothing], dim=1) for mask in (MASK, ~MASK))
-    value = kind()(x, None, torch.cat([x, far]), None, 0, positive=positive, negative=negative)
-    expected = kind()(x, LABELS)
-    torch.testing.assert_close(value, expected)
-    of_x, of_far = torch.autograd.grad(value, (x, far))
-    torch.testing.assert_close(of_x, torch.autograd.grad(expected, x)[0])
-    assert not of_far.any()

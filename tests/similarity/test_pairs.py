@@ -104,33 +104,6 @@ def test_products_are_those_of_the_joined_matrix(case: Case) -> None:
     torch.testing.assert_close(of_references, 1 + matrix.T @ anchors)
 
 
-def test_products_of_a_batch_with_itself_go_to_one_place() -> None:
-    labels = torch.tensor([0, 1, 0, 0, 1])
-    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
-    pairs = ClassColumns(labels, labels).pairs(labels[1:4], 1)
-    gradient, _ = pairs.split(torch.rand(3, 5, generator=torch.Generator().manual_seed(1)))
-    gradient = torch.where(gradient < math.inf, gradient, 0)
-    matrix, total = pairs.join(gradient.clone(), None), torch.zeros(5, 3)
-    pairs.add_products(gradient, x[1:4], x, (total[1:4], total))
-    expected = matrix.T @ x[1:4]
-    expected[1:4] += matrix @ x
-    torch.testing.assert_close(total, expected)
-
-
-def test_what_stands_in_places_without_a_pair_goes_nowhere() -> None:
-    """A class smaller than the widest repeats a column, to which a gradient of the repetition must not be added."""
-    pairs = ClassColumns(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1, 0, 2])).pairs(torch.tensor([1, 0, 2]), None)
-    assert pairs.columns.shape == (3, 3)
-    everywhere = torch.ones(3, 3)
-    expected = torch.tensor([[0.0, 0, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
-    assert torch.equal(pairs.join(everywhere.clone(), None), expected)
-    assert torch.equal(pairs.join(everywhere.clone(), torch.zeros(3, 5)), expected)
-    of_anchors, of_references = torch.zeros(3, 2), torch.zeros(5, 2)
-    pairs.add_products(everywhere, torch.ones(3, 2), torch.ones(5, 2), (of_anchors, of_references))
-    assert torch.equal(of_anchors, expected @ torch.ones(5, 2))
-    assert torch.equal(of_references, expected.T @ torch.ones(3, 2))
-
-
 def test_only_as_many_columns_as_the_largest_class_asked_for() -> None:
     columns = ClassColumns(torch.tensor([0] * 7 + [1, 2, 2]), torch.tensor([2, 1, 5]))
     assert columns.pairs(torch.tensor([2, 1]), None).columns.shape == (2, 2)

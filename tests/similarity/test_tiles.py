@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor
 from vicinal.mining import HardestMiner, MultiSimilarityMiner
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import MaskedPairs, Rows
-from vicinal.similarity.tiles import default_tile_rows, sum_over_rows
-from vicinal.utils.errors import InputError
+from vicinal.similarity.tiles import sum_over_rows
 
 TILES = [None, 1, 3, 7, 100]
 N, DIM = 20, 4
@@ -131,21 +129,6 @@ def test_value_and_gradients_are_those_of_the_whole_matrix(function: Callable, s
             assert_same(gradients(got, x, y), gradients(expected, x, y))
 
 
-def test_few_positives_among_many_columns() -> None:
-    """Where gradients by positives alone take another way than a product of matrices."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, DIM, generator=generator, dtype=torch.float64, requires_grad=True)
-    y = torch.randn(300, DIM, generator=generator, dtype=torch.float64, requires_grad=True)
-    labels, known = torch.arange(200) // 4, torch.arange(300) // 6
-    for batch in ((x, labels), (x, labels, y, known)):
-        source = PairSource.from_batch(*batch)
-        assert source.pairs(slice(0, 200), source.class_columns).is_sparse(DIM)
-        expected = gradients(plainly(source, several), x, y)
-        for tile_rows in (None, 60):
-            got = sum_over_rows(PairSource.from_batch(*batch), several, tile_rows=tile_rows)
-            assert_same(gradients(got, x, y), expected)
-
-
 @pytest.mark.parametrize("tile_rows", TILES)
 @pytest.mark.parametrize("select", [MultiSimilarityMiner(0.3), HardestMiner(2, 3)])
 def test_what_a_miner_leaves(select: Callable, tile_rows: int | None) -> None:
@@ -240,28 +223,3 @@ def test_the_matrix_is_not_kept_for_the_backward_pass() -> None:
         kept.clear()
         sum_over_rows(source, exponentials, tile_rows=1)
     assert max(size for size in kept if size) <= N * DIM
-
-
-def test_draws_of_a_select_see_the_same_keys_in_every_tile() -> None:
-    x, labels = batch(5)
-    source = replace(PairSource.from_batch(x, labels), num_calls=torch.tensor(3))
-    for tile_rows in TILES:
-        seen: list[int] = []
-
-        def note(rows: Rows, seen: list[int] = seen) -> Rows:
-            seen.extend(rows.keys.tolist())
-            return rows
-
-        with torch.no_grad():
-            sum_over_rows(source, exponentials, tile_rows=tile_rows, miner=note)
-        assert seen == [(3 << 32) + i for i in range(N)]
-
-
-def test_rows_of_a_tile() -> None:
-    with pytest.raises(InputError, match="tile_rows = 0 must be at least 1"):
-        sum_over_rows(PairSource.from_batch(*batch(2)), exponentials, tile_rows=0)
-    cpu = torch.device("cpu")
-    sizes = [default_tile_rows(columns, cpu) for columns in (1, 100, 10_000, 10**6)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] >= 1
-    assert default_tile_rows(1000, cpu) >= 1000

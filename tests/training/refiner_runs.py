@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from vicinal.data import Table, load_embeddings, save_embeddings
-from vicinal.training import RefinerRecipe, RefinerTrainer
-from vicinal.training.refiners import refiner_validation
+from vicinal.training import RefinerRecipe, RefinerTrainer, refiner_validation
 from vicinal.utils.run_folder import RunFolder
 
 TINY = [

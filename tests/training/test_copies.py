@@ -16,8 +16,7 @@ from tests.training.runs import trainer
 from tests.training.test_fine_tuning import gradients
 from vicinal.data.batches import pixel_batches
 from vicinal.models import Embedder
-from vicinal.training import Trainer, train_loader
-from vicinal.training.frozen import feature_cache
+from vicinal.training import Trainer, feature_cache, train_loader
 
 NETWORKS = {
     "resnet": ["--model.backbone=test_resnet"],

@@ -16,12 +16,11 @@ from vicinal.losses import CrossEntropyLoss, MultiSimilarityLoss, SmoothAPLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.models import ContextRefiner
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.training.processes.step_message import StepMessage
 from vicinal.training.recipes.refiner_settings import ContextAugmentation
-from vicinal.training.refiners.refiner_context import TrainingContext
-from vicinal.training.refiners.refiner_trainer import RefinerModule
-from vicinal.training.robust.co_teaching import CoTeachingModule, CoTeachingPlusModule
-from vicinal.training.robust.prism import PrismModule, PrismSelector
+from vicinal.training.refiner_context import TrainingContext
+from vicinal.training.refiner_trainer import RefinerModule
+from vicinal.training.sample_selection import CoTeachingModule, CoTeachingPlusModule, PrismModule, PrismSelector
+from vicinal.training.step_message import StepMessage
 from vicinal.training.training_module import TrainingModule
 
 LABELS = torch.arange(12) % 4

@@ -10,7 +10,7 @@ from tests.training.interruption import interrupt_in_step
 from tests.training.runs import trainer
 from vicinal.training import Recipe, resume
 from vicinal.training.recipes import recipe
-from vicinal.training.recipes.refiner_recipe import RefinerRecipe
+from vicinal.training.recipes.recipe import RefinerRecipe
 from vicinal.utils.errors import InputError, InterruptedRunError
 
 

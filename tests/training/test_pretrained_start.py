@@ -57,7 +57,7 @@ def test_a_training_that_does_not_help_keeps_the_pretrained_network(
     settings = [*pretrained, *(["--features=frozen", f"--feature_cache={tmp_path}"] if features == "frozen" else [])]
     one = trainer(settings, tmp_path / "run")
     if features == "frozen":
-        from vicinal.training.frozen.frozen_trainer import FrozenTrainer
+        from vicinal.training.frozen_trainer import FrozenTrainer
 
         one = FrozenTrainer(one.recipe, one.table, one.run)
     monkeypatch.setattr(type(one.progress), "count_evaluation", lambda self, score: _count(self, score - 1))

@@ -6,8 +6,7 @@ import pytest
 
 from vicinal.training import logs
 from vicinal.training.logs import ProgressDisplay
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 
 
 @pytest.mark.parametrize(

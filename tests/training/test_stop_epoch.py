@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from vicinal.training import Recipe, resume, train
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 from vicinal.utils.errors import InputError
 
 

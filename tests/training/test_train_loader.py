@@ -12,7 +12,7 @@ import torch
 from tests.conftest import draw_noise
 from tests.training.runs import trainer
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
-from vicinal.training.train_loader import TrainLoader
+from vicinal.training.training_data import TrainLoader
 
 EPOCHS = [[[0, 1], [2, 3], [4, 5]], [[5, 3], [1, 0]]]
 

@@ -17,7 +17,7 @@ from tests.training.runs import Infinite, copied, scripted_validation, trainer, 
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, train
+from vicinal.training import Recipe, logs, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import NonFiniteLossError
@@ -139,7 +139,7 @@ def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path:
         ),
         pytest.param(["--precision=bf16-mixed", "--transform.size=32"], 0.2, marks=pytest.mark.slow),
         (
-            ["--precision=16-mixed", "--transform.size=32", "--loss=MultiSimilarityLoss"],
+            ["--precision=16-mixed", "--transform.size=32", "--loss=MultiSimilarityLoss", "--epochs=1"],
             0.1,
         ),  # how float16 rounds depends on the processor
     ],
@@ -253,6 +253,15 @@ def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pyt
     assert len(lines) == 2
 
 
+def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "find_spec", lambda _: None)
+    run_log = logs.RunLog(RunFolder(tmp_path), step=0, epoch=0)
+    run_log.step(1, 0.5, {"loss": 2.0})
+    run_log.close()
+    assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2.0")
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -286,7 +295,7 @@ def test_images_a_second_count_the_wait_for_images(
 def test_gradients_that_are_never_finite_stop_the_run(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("vicinal.training.finite.MAX_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("vicinal.training.step_message.MAX_SKIPPED_STEPS", 3)
     one = trainer(small, tmp_path / "run", f"--precision={precision}", "--epochs=9", "--transform.size=32")
     forward = one.embedder.forward
     one.embedder.forward = lambda images: Infinite.apply(forward(images))

@@ -49,18 +49,6 @@ def test_draws_know_nothing_of_each_other(name: str) -> None:
         assert chisquare(torch.bincount(cells, minlength=256)).pvalue > 1e-4
 
 
-def test_draws_along_one_key_are_uniform() -> None:
-    assert kstest(uniform(3, torch.tensor([7]), 20_000)[0].double(), "uniform").pvalue > 1e-4
-
-
-def test_all_bits_of_a_draw_are_used() -> None:
-    """Draws are multiples of 2**-24, as fine as float32 is below 1."""
-    multiples = uniform(0, torch.arange(5000), 4).double() * 2**24
-    assert torch.equal(multiples, multiples.round())
-    assert all(0.45 < (multiples.long() >> bit & 1).double().mean() < 0.55 for bit in range(24))
-    assert len(multiples.unique()) > 0.99 * multiples.numel()
-
-
 def test_a_draw_depends_on_its_key_and_number_alone() -> None:
     keys = torch.tensor([5, 1 << 40, -3, 5, 77])
     whole = uniform(9, keys, 6)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from PIL import Image
+from scipy.stats import ttest_rel
 
 from tests.workflows.studies import MadeUp
 from vicinal.data import Table
@@ -48,9 +49,13 @@ def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path)
     assert frame["num_seeds"].tolist() == [2] * 6
     assert str(result).splitlines()[:3] == [
         "mean ± standard deviation over 2 seeds, in %",
-        "optimizer.lr   model.dim   recall@1",
+        "optimizer.lr   model.dim   recall@1       recall@1 - first [95 %]",
         "0.01           8           58.00 ± 1.41",
     ]
+    chance = SweepResult(("lr",), tuple(SweepCell({"lr": lr}, tuple({"mAP": each} for each in values)) for lr, values in
+                                        ((1, (0.5, 0.6, 0.7)), (2, (0.6, 0.6, 0.9)))), "mAP")  # fmt: skip
+    test = ttest_rel((0.6, 0.6, 0.9), (0.5, 0.6, 0.7)).confidence_interval()
+    assert chance.cells[1].difference(chance.cells[0], "mAP") == pytest.approx((0.1, *test))
     pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(result.to_csv())), frame)
     cell = json.loads(json.dumps(result.to_dict()))["cells"][0]
     assert cell["metrics"] == [{"recall@1": pytest.approx(0.57)}, {"recall@1": pytest.approx(0.59)}]

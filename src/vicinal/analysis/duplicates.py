@@ -18,7 +18,7 @@ from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.boxes import image_keys
 from vicinal.data.image_files import same_content
 from vicinal.data.table import Table
-from vicinal.retrieval.range_queries import Pairs, similar_pairs
+from vicinal.retrieval.neighbors import Pairs, similar_pairs
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log

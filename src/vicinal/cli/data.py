@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
+from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -38,6 +39,7 @@ def add_data(parser: Parser) -> None:
                         "file, such as that of the page of vicinal clean; image files stay as they are")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
     add_json(parser)
+    parser.epilog = f"benchmarks: {', '.join(BENCHMARKS)}"
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
     add_settings(noise, NoiseSettings, prefix="noise.")
 

@@ -106,7 +106,7 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
         return _evaluate(arguments, divided=False)
     _check_division(arguments)
-    from vicinal.training.processes.torchrun import needs_processes, run_in_processes
+    from vicinal.training.torchrun import needs_processes, run_in_processes
 
     if needs_processes(arguments.devices):
         return run_in_processes(arguments.words, arguments.devices)

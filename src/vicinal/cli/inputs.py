@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES = (
     "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "
-    f"and label, or a benchmark: {', '.join(BENCHMARKS)}; or a container: hf:NAME or wds:SHARDS"
+    "and label, a benchmark such as cub (listed by vicinal data --help), or a container: hf:NAME or wds:SHARDS"
 )
 INDEX = (
     "the folder of the index, or where a database keeps it: milvus://HOST:19530/COLLECTION or "

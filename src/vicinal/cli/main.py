@@ -134,7 +134,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     name = arguments.parser.prog
     arguments.rest = rest
     if SUPERVISOR in os.environ:
-        from vicinal.training.processes.torchrun import end_with_supervisor
+        from vicinal.training.torchrun import end_with_supervisor
 
         end_with_supervisor()
     keep_large_blocks()
@@ -160,7 +160,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
 def _explain(name: str, error: BaseException) -> int | None:
     """Print an error that a user can cause in one line, and return the exit status; None for any other."""
     if SUPERVISOR in os.environ:
-        from vicinal.training.processes.torchrun import leave_error
+        from vicinal.training.torchrun import leave_error
 
         if (status := leave_error(error)) is not None:
             return status

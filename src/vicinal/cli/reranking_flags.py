@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from vicinal.cli.flags import Arguments, Parser
-from vicinal.retrieval.reranking.names import RERANKINGS
+from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.utils.errors import InputError
 
 # Their modules import torch, so help does not read the options from the classes; a test compares the two.

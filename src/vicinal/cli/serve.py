@@ -69,9 +69,9 @@ def serve(arguments: Arguments) -> None:
 
     access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
     from vicinal.retrieval import Index
-    from vicinal.serving.images.workers import start_early
-    from vicinal.serving.server import run
+    from vicinal.serving.app import run
     from vicinal.serving.service import Service
+    from vicinal.serving.workers import start_early
 
     index = Index.load(arguments.index)
     if "model" in {*vars(arguments), *index.made_with}:
@@ -116,7 +116,7 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
         return None
-    from vicinal.serving.images.embedders import TorchEmbedder
+    from vicinal.serving.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
     reader = read_embedding(arguments)

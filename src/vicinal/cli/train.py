@@ -138,8 +138,8 @@ def train(arguments: Arguments) -> None:
 
 def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
     """Train in several processes if the settings want them and no launcher has started this one; whether they did."""
-    from vicinal.training.processes.torchrun import needs_processes, run_in_processes
     from vicinal.training.recipes.recipe_file import RecipeFile
+    from vicinal.training.torchrun import needs_processes, run_in_processes
 
     run = RunFolder(Path(arguments.out))
     own = RecipeFile.read(run.recipe).values if arguments.resume and run.recipe.is_file() else {}
@@ -160,7 +160,7 @@ def refine(arguments: Arguments) -> None:
     _check_out(arguments)
     if not arguments.resume:
         check_files(*map(given.get, ("embeddings", "labels", "run")))
-    from vicinal.training.recipes.refiner_recipe import RefinerRecipe
+    from vicinal.training.recipes.recipe import RefinerRecipe
 
     recipe, out = _load_recipe(arguments, RefinerRecipe), arguments.out
     from vicinal.workflows.refine import resume_refiner, train_refiner
@@ -213,19 +213,19 @@ def _short_help(arguments: Arguments) -> str:
 
 def _loss_help(arguments: Arguments) -> str:
     """The arguments of a loss, for `--loss.help MarginLoss`."""
-    from vicinal.losses import Loss
     from vicinal.training.recipes.recipe_classes import OfferedClasses
     from vicinal.training.recipes.recipe_help import class_help
-    from vicinal.training.recipes.recipe_values import arguments_schema
+    from vicinal.training.recipes.recipe_values import arguments_schema, setting_of
 
     words = [part for word in arguments.rest for part in word.split("=", 1)]
     position = next(number for number, word in enumerate(words) if word.endswith(".help"))
     key, path = [*words, ""][position : position + 2]
-    _recipe_class(arguments)  # imports all losses
+    base = setting_of(_recipe_class(arguments).schema(), "loss").base_class
+    assert base is not None
     classes = OfferedClasses(arguments.allow_import)
-    loss = classes.find(Loss, path)
+    loss = classes.find(base, path)
     if key != "--loss.help" or loss is None:
-        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(Loss)))}")
+        raise InputError(f"{key} {path}: give --loss.help and a loss: {', '.join(sorted(classes.all(base)))}")
     return class_help("loss", arguments_schema(loss)).rstrip()
 
 

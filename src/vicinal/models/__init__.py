@@ -8,8 +8,7 @@ from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
-    from vicinal.models.image_embedding import default_pooling
-    from vicinal.models.initialization_table import INITIALIZATIONS, Initialization
+    from vicinal.models.initialization_table import INITIALIZATIONS, Initialization, default_pooling
     from vicinal.models.initializations import create_backbone, default_transform
     from vicinal.models.layers import train_biases_and_norms, train_last_blocks
     from vicinal.models.lora import add_lora

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vicinal.models.modes import unit_vectors
+from vicinal.models.execution import unit_vectors
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.errors import InputError
 

@@ -14,21 +14,35 @@ from torch import Tensor, nn
 from vicinal.data.batches.pixel_batches import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.models.backbones import has_class_token, memory_format, num_features, num_prefix_tokens, to_channels_last
-from vicinal.models.devices import check_device
+from vicinal.models.backbones import (
+    FrozenBatchNorm,
+    choose_frozen,
+    freeze_statistics,
+    freeze_weights,
+    has_class_token,
+    memory_format,
+    num_features,
+    num_prefix_tokens,
+    to_channels_last,
+)
 from vicinal.models.downloads import is_downloaded
-from vicinal.models.frozen_batch_norm import FrozenBatchNorm, choose_frozen, freeze_statistics, freeze_weights
-from vicinal.models.head import NormName, build_head, check_head, set_to_whitening
+from vicinal.models.execution import (
+    DTYPES,
+    Precision,
+    autocast_to,
+    check_device,
+    eval_mode,
+    unit_vectors,
+    used_precision,
+)
+from vicinal.models.head import NormName, build_head, check_dim, check_head, set_to_whitening, shortened
 from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
 from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_format import EMBEDDER
-from vicinal.models.modes import eval_mode, unit_vectors
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
-from vicinal.models.precision import DTYPES, Precision, autocast_to, used_precision
 from vicinal.models.saving import SavedModel
-from vicinal.models.shortened import check_dim, shortened
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.models.modes import eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.errors import InputError, import_extra
 

@@ -102,7 +102,6 @@ def read_config(folder: Path, model_format: ModelFormat) -> dict[str, Any]:
     version = config.pop("version", None)
     if version != VERSION or isinstance(version, bool):
         raise InputError(f"{path}: version is {version!r}; this Vicinal reads version {VERSION}")
-    config = {**model_format.added, **config}
     _check_types(path, config, model_format)
     _check_limits(path, config, model_format)
     return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vicinal.models.model_card import embedder_card, refiner_card
@@ -27,7 +27,6 @@ class ModelFormat:
         types: The types of each value of the configuration; messages name the first one.
         limits: The largest absolute value of a number, also inside lists and mappings, for some keys.
         card: A function that creates the model card from the name of the model and its configuration.
-        added: The values of keys that configurations of older files do not have.
     """
 
     name: str
@@ -36,7 +35,6 @@ class ModelFormat:
     types: Mapping[str, tuple[type, ...]]
     limits: Mapping[str, int]
     card: Callable[[str, Mapping[str, Any]], str]
-    added: Mapping[str, Any] = field(default_factory=dict)
 
 
 EMBEDDER = ModelFormat(
@@ -87,17 +85,6 @@ REFINER = ModelFormat(
     },
     limits={"dim": MAX_DIM, "depth": MAX_DEPTH, "num_heads": MAX_NUMBER, "neighbors": MAX_NUMBER},
     card=refiner_card,
-    added={
-        "attention_start": "random",
-        "temperature": 1.0,
-        "learn_temperature": False,
-        "null_similarity": None,
-        "residual_gate": False,
-        "inner_ratio": 1.0,
-        "mlp_ratio": 0.0,
-        "tie_weights": False,
-        "min_similarity": None,
-    },
 )
 
 FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINER)}

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.models.context_block import START_TEMPERATURES, AttentionStart, BlockSettings, ContextBlock
+from vicinal.models.execution import unit_vectors
 from vicinal.models.model_format import REFINER
-from vicinal.models.modes import unit_vectors
 from vicinal.models.saving import SavedModel, check_same_model
 from vicinal.utils.arguments import check_bool, check_positive_integer, is_integer, is_number, shown
 from vicinal.utils.errors import InputError

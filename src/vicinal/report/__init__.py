@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.report.contact_sheets import neighbor_grid
-    from vicinal.report.grid import draw_grid
+    from vicinal.report.contact_sheets import draw_grid, neighbor_grid
     from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.report.page.comparison import write_comparison_page
     from vicinal.report.page.single import write_page
     from vicinal.report.page.study import write_study_page
     from vicinal.report.page.unlabeled import write_unlabeled_page
-    from vicinal.report.plots import learning_curves, training_against_test
-    from vicinal.report.refiner_depths import depth_curve, depth_curves
+    from vicinal.report.plots import depth_curve, depth_curves, learning_curves, training_against_test
     from vicinal.report.study_trial import StudyTrial
 
 __all__ = [

@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from vicinal.retrieval.index.interface import ImageIndex
     from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
-    from vicinal.retrieval.neighbors import Neighbors, top_k
+    from vicinal.retrieval.neighbors import Neighbors, range_search, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
-    from vicinal.retrieval.range_queries import range_search
     from vicinal.retrieval.refinement import Refinement, refine
     from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
-    from vicinal.retrieval.reranking.rerank import rerank
-    from vicinal.retrieval.reranking.sequential import SequentialReranking
+    from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
     from vicinal.retrieval.search import SearchResult, search_images
     from vicinal.retrieval.whitening import PCAWhitening

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.models.modes import eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import RerankedScores, Reranking

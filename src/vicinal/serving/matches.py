@@ -15,7 +15,7 @@ from vicinal.data.moved import shown_path
 from vicinal.data.table import Table
 from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.reranking.names import RERANKINGS
+from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError

@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
+from vicinal.serving.added_images import remove_image, write_image
+from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
-from vicinal.serving.conditions import check_condition
+from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
+from vicinal.serving.embedders import as_image_embedder
+from vicinal.serving.fetching import Fetcher
 from vicinal.serving.guard import Load
-from vicinal.serving.images.added_images import remove_image, write_image
-from vicinal.serving.images.batching import Batcher, one_by_one_if_broken
-from vicinal.serving.images.decoding import ImageTask, PreparedImage, ThumbnailTask
-from vicinal.serving.images.embedders import as_image_embedder
-from vicinal.serving.images.fetching import Fetcher
-from vicinal.serving.images.thumbnails import Thumbnails
-from vicinal.serving.images.workers import DecodingPool
-from vicinal.serving.limits import Limits
+from vicinal.serving.limits import Limits, check_condition
 from vicinal.serving.matches import Query, SearchOptions, search_batch, shown_columns
 from vicinal.serving.monitoring import Metrics
 from vicinal.serving.problems import Problem
-from vicinal.serving.store.store import open_store
+from vicinal.serving.store import open_store
+from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -43,7 +41,7 @@ class Service:
     Args:
         place: the folder of the index, or its URL in a database.
         embedder: what embeds images: an :class:`~vicinal.Embedder`, or see
-            `vicinal.serving.images.embedders.as_image_embedder`; None: vectors and ids only are searched for.
+            `vicinal.serving.embedders.as_image_embedder`; None: vectors and ids only are searched for.
         limits: of requests.
         read_only: whether to follow the changes of another process instead of making any.
         refiner: the refiner that the index was built with, if any.

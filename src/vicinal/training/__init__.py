@@ -6,9 +6,8 @@ from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.training.large_batch import embed_in_micro_batches
-    from vicinal.training.recipes.recipe import Recipe
-    from vicinal.training.recipes.refiner_recipe import RefinerRecipe
-    from vicinal.training.refiners.refiner_trainer import RefinerTrainer
+    from vicinal.training.recipes.recipe import Recipe, RefinerRecipe
+    from vicinal.training.refiner_trainer import RefinerTrainer
     from vicinal.training.runs import resume, train
     from vicinal.training.schedule import Schedule
     from vicinal.training.trainer import Trainer

@@ -16,10 +16,9 @@ from vicinal.models.downloads import is_downloaded
 from vicinal.training.class_centers import check_initial_centers, create_centers
 from vicinal.training.fine_tuning import layer_factors, set_up_backbone
 from vicinal.training.recipes.recipe import Recipe
-from vicinal.training.robust.co_teaching import CoTeachingModule, CoTeachingPlusModule
-from vicinal.training.robust.prism import PrismModule, PrismSelector
-from vicinal.training.robust.transition import check_transition
+from vicinal.training.sample_selection import CoTeachingModule, CoTeachingPlusModule, PrismModule, PrismSelector
 from vicinal.training.training_module import TrainingModule
+from vicinal.training.transition import check_transition
 from vicinal.utils.errors import InputError
 
 

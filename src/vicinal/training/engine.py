@@ -10,27 +10,32 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins import MixedPrecision, Precision
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.wrappers import _FabricOptimizer
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision, Precision
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from vicinal.training.processes.sharded_centers import (
+from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
+from vicinal.training.strategy import (
+    average_gradients,
+    create_strategy,
     exclude_from_ddp,
     gather_optimizer_state,
+    gathered,
     global_grad_norm,
+    own_part,
+    part_like,
     shard_optimizer_state,
     shard_squares,
     sharded_centers,
+    whole,
 )
-from vicinal.training.processes.strategy import average_gradients, create_strategy, gathered, own_part, part_like, whole
-from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from vicinal.training.recipes.checks import require, require_left_out
+from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,16 +8,18 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch.utils.tensorboard import SummaryWriter
-
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 from vicinal.utils.console import duration, log, progress_bar
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class CsvLog:
@@ -99,7 +101,7 @@ class Throughput:
 
 
 class RunLog:
-    """The two logs of a run, in CSV and TensorBoard.
+    """The two logs of a run, in CSV and, where it is installed, in TensorBoard.
 
     Args:
         run: the run's folder.
@@ -110,7 +112,7 @@ class RunLog:
     def __init__(self, run: RunFolder, step: int, epoch: int) -> None:
         self._steps = CsvLog(run.log, "step", step or None)
         self._metrics = CsvLog(run.metrics, "epoch", epoch if step else None)
-        self._board = SummaryWriter(str(run.tensorboard), purge_step=step + 1 if step else None)
+        self._board = _tensorboard(run.tensorboard, step)
 
     def step(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
         """Log the values of a training step."""
@@ -124,11 +126,22 @@ class RunLog:
         log.write({"step": step, "epoch": epoch, **values})
         for name, value in values.items():
             tag = name.replace(" ", "/", 1) if name.startswith("train ") else f"{group}/{name}"
-            self._board.add_scalar(tag, value, step)
+            if self._board is not None:
+                self._board.add_scalar(tag, value, step)
 
     def close(self) -> None:
         """Write buffered values."""
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, step: int) -> SummaryWriter | None:
+    """A writer that continues after a step, or begins at 0; None without the package tensorboard, an extra."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
 
 FIRST_STEPS = 20  # after so many steps of a process, the time that the run takes is said

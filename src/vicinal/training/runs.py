@@ -8,7 +8,7 @@ from pathlib import Path
 from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.loading import load_run_table
 from vicinal.data.table import Table
-from vicinal.training.frozen.frozen_trainer import FrozenTrainer
+from vicinal.training.frozen_trainer import FrozenTrainer
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import load_training_table

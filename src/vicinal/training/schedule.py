@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.training.recipes.checks import require, require_left_out
+from vicinal.utils.arguments import require, require_left_out
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,20 @@ from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.train_batches import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
+from vicinal.models.execution import Precision
 from vicinal.models.head import set_to_attenuated_whitening
-from vicinal.models.precision import Precision
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
 from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
 from vicinal.training.create_module import check_before_download, create_training_module
+from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
 from vicinal.training.fine_tuning import layer_factors
-from vicinal.training.processes.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
-from vicinal.training.processes.strategy import put_together
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.recipes.settings import TrainingSettings
-from vicinal.training.robust.selection_report import SelectionReport, known_noisy
-from vicinal.training.robust.transition import find_transition, set_transition
-from vicinal.training.train_loader import TrainLoader
-from vicinal.training.training_data import create_sampler, num_workers, sample_training_images
+from vicinal.training.selection_report import SelectionReport, known_noisy
+from vicinal.training.strategy import put_together
+from vicinal.training.training_data import TrainLoader, create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
+from vicinal.training.transition import find_transition, set_transition
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log

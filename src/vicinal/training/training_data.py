@@ -1,27 +1,34 @@
-"""The training data of a recipe: the table with its splits and noise, and the order of the images."""
+"""The images of a run: training and validation tables, batches, and the loader of training batches."""
 
 from __future__ import annotations
 
 import math
 import os
 import warnings
-from typing import Literal, cast
+from collections.abc import Generator
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
 
 from vicinal.data import (
     ClassBalancedBatchSampler,
     HierarchicalBatchSampler,
+    ImageDataset,
     RandomBatchSampler,
     Table,
     check_trainable,
     load_dataset,
 )
+from vicinal.data.batches.image_dataset import Batch
+from vicinal.data.batches.train_batches import LoadedImages, Part, TrainBatches, TrainImages
 from vicinal.data.class_samples import sample_classes
 from vicinal.data.settings import DataSettings
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.relevance import class_group_codes
+from vicinal.training.interrupt import start_worker
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.settings import TrainingSettings
@@ -176,3 +183,52 @@ def num_workers(data: DataSettings) -> int:
     if data.num_workers is not None:
         return data.num_workers
     return 0 if data.cache else min(8, os.cpu_count() or 1)
+
+
+class TrainLoader:
+    """Loads the batches of one epoch after the other.
+
+    Processes hand out pixels as uint8, in parts of at most 128 images, and read two parts each ahead. So they hold
+    at most `2 * 128 * num_workers` images in shared memory, whatever the size of a batch is: 0.3 GB with 8 processes
+    and 224 x 224 pixels. The batch itself is made in this process. They are started with the first batch.
+
+    Args:
+        images: The images, with labels.
+        num_workers: Processes that load them; 0: this one does.
+        device: Where batches are needed: for a GPU they are in page-locked memory, from which they are copied faster.
+        augmentation: "workers" or "device": where images are flipped and their colors changed.
+    """
+
+    def __init__(
+        self,
+        images: ImageDataset,
+        num_workers: int,
+        device: torch.device,
+        augmentation: Literal["workers", "device"] = "workers",
+    ) -> None:
+        self._parts: list[Part] = []  # of this epoch
+        self._loader: DataLoader[LoadedImages] = DataLoader(
+            TrainImages(images, augmentation),
+            batch_size=None,
+            sampler=self._parts,
+            num_workers=num_workers,
+            worker_init_fn=start_worker,
+            pin_memory=device.type == "cuda",
+            persistent_workers=num_workers > 0,
+        )
+
+    def load(self, batches: TrainBatches, start: int = 0) -> Generator[Batch, None, None]:
+        """The batches of an epoch from number `start` on."""
+        self._parts[:] = batches.parts(start)
+        try:
+            yield from batches.collate(iter(self._loader), start)
+        except BaseException:  # also where the generator is closed: its processes load what nobody takes
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes, if there are any; the next epoch starts others."""
+        workers: Any = self._loader._iterator
+        self._loader._iterator = None
+        if workers is not None:
+            workers._shutdown_workers()  # a traceback would keep them alive

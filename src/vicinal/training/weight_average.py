@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vicinal.training.processes.strategy import own_part
+from vicinal.training.strategy import own_part
 
 WARMUP = 10  # steps; without them a run of a few thousand would be evaluated with nearly its initial weights
 

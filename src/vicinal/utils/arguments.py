@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
 from numbers import Integral, Real
 from types import FunctionType, NoneType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from vicinal.utils.errors import InputError, one_line
 
@@ -151,3 +152,21 @@ def _check_keys(where: str, mapping: Mapping[object, object]) -> None:
     for key in mapping:
         if not isinstance(key, str):
             raise InputError(f"{where}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
+
+
+def require(condition: bool, key: str, value: object, expected: str) -> None:
+    """Raise InputError, naming the setting and what is expected of it, unless the condition holds."""
+    if not condition:
+        raise InputError(f"{key} = {value} must be {expected}")
+
+
+def require_left_out(settings: Any, prefix: str, names: tuple[str, ...], unless: str) -> None:
+    """Raise InputError if one of the fields of a dataclass, which would have no effect, is not at its default."""
+    for each in fields(settings):
+        if each.name in names:
+            value = getattr(settings, each.name)
+            require(value == _default(each), f"{prefix}{each.name}", value, f"left out unless {unless}")
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()

@@ -34,7 +34,7 @@ class RunFolder:
     metrics.csv          one line per evaluation on the validation split
     curves.png           a plot of the two
     depths.png           the scores of a refiner after each of its blocks
-    tensorboard/         the same as the two .csv files, for TensorBoard
+    tensorboard/         the same as the two .csv files, for TensorBoard if it is installed
     last.pt              all that resuming needs; replaced atomically
     best.pt              the weights of the best evaluation
     centers.safetensors  the class centers of a center-based loss, with the names of the classes

@@ -13,9 +13,9 @@ import torch
 
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.table import Table
+from vicinal.training.divided_work import divided_rows, embed_rows
 from vicinal.training.interrupt import killing_children, start_worker
-from vicinal.training.processes.divided_work import divided_rows, embed_rows
-from vicinal.training.processes.torchrun import MIN_CPU_PROCESSES
+from vicinal.training.torchrun import MIN_CPU_PROCESSES
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError

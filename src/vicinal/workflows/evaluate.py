@@ -269,8 +269,8 @@ def join_processes(devices: int | None) -> None:
         InputError: a launcher started others.
     """
     launch = check_launch(devices, None)
-    from lightning.fabric import Fabric
-    from lightning.fabric.strategies.ddp import DDPStrategy
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     from vicinal.training import engine
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from vicinal.data.checks import row_blocks
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported, with_engine
-from vicinal.models.precision import UsedPrecision, used_precision
-from vicinal.models.shortened import check_dim, shortened, trained_dims
+from vicinal.models.execution import UsedPrecision, used_precision
+from vicinal.models.head import check_dim, shortened, trained_dims
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log

@@ -87,7 +87,7 @@ def check_backbone(model: str) -> None:
 def _load_backbone(model: str, name: str, pooling: PoolingName | None, weights: str | None) -> Embedder:
     from vicinal.models.downloads import DownloadError
     from vicinal.models.embedder import Embedder
-    from vicinal.models.image_embedding import default_pooling
+    from vicinal.models.initialization_table import default_pooling
 
     pretrained = True if weights is None else weights
     try:

@@ -19,9 +19,8 @@ from vicinal.data.table import Table
 from vicinal.retrieval.index.database import TIMEOUT, Database
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, frame_of_table
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, converted_record, frame_of_table, payload_of
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
-from vicinal.retrieval.index.remote.payload import converted_record, payload_of
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.files import file_digest

@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from vicinal.data import Table
 from vicinal.report.page.frames import LARGE, SMALL, Thumbnails
-from vicinal.report.page.header import relative_paths, without_home
+from vicinal.report.page.markup import relative_paths, without_home
 
 
 def opened(source: str) -> Image.Image:

@@ -13,8 +13,8 @@ import pytest
 
 from vicinal.data.table import Table
 from vicinal.retrieval import UnitVectors, top_k
+from vicinal.retrieval.index import faiss_engine
 from vicinal.retrieval.index.database import FILE
-from vicinal.retrieval.index.engines import faiss_engine
 from vicinal.retrieval.index.index import Index
 from vicinal.utils.errors import InputError
 
@@ -87,7 +87,7 @@ def test_other_libraries_may_patch_faiss() -> None:
         "from vicinal.data.table import Table\nfrom vicinal.retrieval.index.index import Index\n"
         "index = Index.build(np.eye(3), Table(pd.DataFrame({'label': [1, 2, 3]})))\n"
         "index.delete([0])\nassert index.search(np.eye(3)[1:], 2).ids.tolist() == [[1, 2], [2, 1]]\n"
-        "from vicinal.retrieval.index.engines import faiss_engine\nfaiss_engine.IVFPQ_MIN_VECTORS = 400\n"
+        "from vicinal.retrieval.index import faiss_engine\nfaiss_engine.IVFPQ_MIN_VECTORS = 400\n"
         "many = Table(pd.DataFrame({'label': range(400)}))\nvectors = np.random.default_rng(0).normal(size=(400, 8))\n"
         "for kind in ('exact', 'hnsw', 'sq8', 'ivfpq', 'rabitq', 'binary'):\n"
         "    index = Index.build(vectors, many, kind, rescore=0)\n"

@@ -11,8 +11,7 @@ from tests.models.refiner_reference import PAPER
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import Index, refine, search_images
-from vicinal.retrieval.index import refiner_context
-from vicinal.retrieval.index.engines import faiss_engine
+from vicinal.retrieval.index import faiss_engine, refiner_context
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import InputError
 

@@ -24,8 +24,8 @@ from vicinal.retrieval import (
     QueryExpansion,
     ReciprocalReranking,
     Reranking,
+    neighbors,
     query_gallery,
-    range_queries,
     rerank,
     top_k,
 )
@@ -220,7 +220,7 @@ def test_result_does_not_depend_on_block_sizes(monkeypatch, method: Reranking) -
     monkeypatch.setattr(reciprocal, "MAX_ENTRIES", 50)
     monkeypatch.setattr(sys.modules[rerank.__module__], "BLOCK_QUERIES", 7)
     monkeypatch.setattr(expansion, "MAX_GATHERED", 9)
-    monkeypatch.setattr(range_queries, "MAX_ROWS", 5)
+    monkeypatch.setattr(neighbors, "RANGE_ROWS", 5)
     chunk = 13
     for found, before in zip(results(), wanted, strict=True):
         np.testing.assert_array_equal(found.ids, before.ids)
@@ -349,7 +349,7 @@ def test_bad_input(monkeypatch) -> None:
         )
     with pytest.raises(InputError, match=r"a gallery of 1 images is too small: .* nothing is left for query 0 to find"):
         rerank(one, one, 1, QueryExpansion(), exclude_self=np.arange(1))
-    monkeypatch.setattr(range_queries, "MAX_PAIRS", 50)
+    monkeypatch.setattr(neighbors, "MAX_PAIRS", 50)
     with pytest.raises(InputError, match="hold more than 50 others: use a smaller k or epsilon"):
         rerank(np.ones((10, 2)), np.ones((10, 2)), 3, ContextualReranking(k=3))
 
@@ -445,7 +445,7 @@ def test_memory_of_the_largest_accepted_neighborhoods(queries: str, what: str) -
     from benchmarks.table import peak_extra_megabytes
 
     gallery, labels = clusters(10_000, 2000, seed=0, dim=32)
-    equal = math.isqrt(range_queries.MAX_PAIRS) - 50  # a few others are less similar to all of these than to others
+    equal = math.isqrt(neighbors.MAX_PAIRS) - 50  # a few others are less similar to all of these than to others
     gallery[np.random.default_rng(0).permutation(10_000)[:equal]] = 1
     others = gallery if queries == "itself" else gallery.copy()
     exclude_self = np.arange(10_000) if queries == "itself" else None

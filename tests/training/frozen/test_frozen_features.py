@@ -22,12 +22,12 @@ from torch import Tensor
 from vicinal.data import ImageDataset, Table, load_table
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.modes import eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.training import Recipe, resume, train
 from vicinal.training.base_trainer import BaseTrainer
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.frozen.feature_cache import FEATURES, INFO, PARTIAL, cached_features
-from vicinal.training.frozen.frozen_trainer import FrozenTrainer
+from vicinal.training.feature_cache import FEATURES, INFO, PARTIAL, cached_features
+from vicinal.training.frozen_trainer import FrozenTrainer
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError

@@ -30,8 +30,8 @@ from vicinal.losses.contextual import loss as contextual
 from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.processes.divided_work import divided_rows, embed_divided, find_unreadable
-from vicinal.training.processes.step_message import StepMessage
+from vicinal.training.divided_work import divided_rows, embed_divided, find_unreadable
+from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
 WORLDS = (4, 2)

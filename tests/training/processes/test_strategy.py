@@ -17,8 +17,8 @@ from tests.training.processes.test_processes import STILL
 from vicinal import Embedder
 from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.processes.strategy import own_part
 from vicinal.training.runs import create_trainer
+from vicinal.training.strategy import own_part
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder

@@ -13,8 +13,7 @@ import pytest
 from tests.training.runs import trainer, weights
 from vicinal.training import Recipe, RefinerRecipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.progress import Progress
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import Progress, RunLength
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 

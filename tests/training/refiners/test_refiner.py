@@ -22,7 +22,7 @@ from vicinal.retrieval import Refinement
 from vicinal.training import RefinerRecipe
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
-from vicinal.training.refiners.refiner_trainer import RefinerModule
+from vicinal.training.refiner_trainer import RefinerModule
 from vicinal.utils.errors import NotBetterError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.refine import resume_refiner, train_refiner

@@ -12,10 +12,9 @@ import torch
 
 from tests.training.refiner_runs import RISING, move, script_validation, trainer
 from vicinal.models import ContextRefiner
-from vicinal.training import RefinerTrainer
+from vicinal.training import RefinerTrainer, refiner_validation
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.refiners import refiner_validation
-from vicinal.training.refiners.refiner_trainer import LOWEST_GAIN
+from vicinal.training.refiner_trainer import LOWEST_GAIN
 from vicinal.utils.errors import InputError, NotBetterError
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.training.refiner_runs import TINY, first_batch, save_clusters, trainer
 from vicinal.training import RefinerRecipe
-from vicinal.training.refiners.refiner_noise import draw_pairs, matching_noise, noise_factor, pair_recall
+from vicinal.training.refiner_context import draw_pairs, matching_noise, noise_factor, pair_recall
 from vicinal.utils.errors import InputError
 from vicinal.workflows.refine import train_refiner
 

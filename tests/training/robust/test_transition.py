@@ -17,8 +17,8 @@ from vicinal.models import Embedder
 from vicinal.training import Recipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
-from vicinal.training.robust.transition import class_probabilities, read_transition
 from vicinal.training.training_data import load_training_table
+from vicinal.training.transition import class_probabilities, read_transition
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 

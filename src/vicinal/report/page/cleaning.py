@@ -17,8 +17,19 @@ from vicinal.data.cleaning_decisions import decided_rows
 from vicinal.data.table import Table
 from vicinal.report.page.common import sizes_figure
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list
-from vicinal.report.page.header import header_line, relative_paths, without_home
-from vicinal.report.page.markup import Markup, Section, document, element, percent, section, table, tall
+from vicinal.report.page.markup import (
+    Markup,
+    Section,
+    document,
+    element,
+    header_line,
+    percent,
+    relative_paths,
+    section,
+    table,
+    tall,
+    without_home,
+)
 from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
 

@@ -26,8 +26,24 @@ from vicinal.report.page.common import (
     summary,
 )
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, key
-from vicinal.report.page.header import header_line, left_out_text, model_text, short_names, splits_text, without_home
-from vicinal.report.page.markup import Markup, Section, document, element, fold, joined, note, percent, section, table
+from vicinal.report.page.markup import (
+    Markup,
+    Section,
+    document,
+    element,
+    fold,
+    header_line,
+    joined,
+    left_out_text,
+    model_text,
+    note,
+    percent,
+    section,
+    short_names,
+    splits_text,
+    table,
+    without_home,
+)
 from vicinal.report.page.metrics import bounds, few_classes, headlines, level_text, named, value_with_interval
 from vicinal.report.page.run import Run, curves_section, read_run, settings
 from vicinal.retrieval.scores import Array

@@ -15,10 +15,8 @@ from vicinal.analysis import QueryNeighbors
 from vicinal.data.boxes import Box, row_boxes
 from vicinal.data.images.thumbnails import thumbnail
 from vicinal.data.table import Table
-from vicinal.report.labels import shorten
-from vicinal.report.page.header import relative_paths
-from vicinal.report.page.markup import Markup, breakable, element, joined
-from vicinal.utils.console import counted
+from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths
+from vicinal.utils.console import counted, shorten
 from vicinal.utils.errors import InputError
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red

@@ -13,8 +13,7 @@ import yaml
 
 from vicinal.data.table import Table
 from vicinal.report.page.charts import Line, line_chart, points_table
-from vicinal.report.page.header import without_home
-from vicinal.report.page.markup import Markup, Section, element, figure, section
+from vicinal.report.page.markup import Markup, Section, element, figure, section, without_home
 from vicinal.utils.errors import InputError
 from vicinal.utils.plain_yaml import load_yaml
 from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE_FACTOR, RunFolder, empty_log, read_log

@@ -27,10 +27,15 @@ from vicinal.evaluation.resampling import count_query_classes
 from vicinal.evaluation.result import Evaluation
 from vicinal.evaluation.results_table import ResultsTable
 from vicinal.report.page.charts import bins_table, histogram_chart
-from vicinal.report.page.common import data_section, duplicates_section, hubs_section, similarities_section, summary
+from vicinal.report.page.common import (
+    data_section,
+    duplicates_section,
+    hubs_section,
+    map_section,
+    similarities_section,
+    summary,
+)
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list, key
-from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text, without_home
-from vicinal.report.page.map import map_section
 from vicinal.report.page.markup import (
     Markup,
     Section,
@@ -39,10 +44,15 @@ from vicinal.report.page.markup import (
     element,
     figure,
     fold,
+    header_line,
+    left_out_text,
+    model_text,
     percent,
     section,
+    splits_text,
     table,
     tall,
+    without_home,
 )
 from vicinal.report.page.metrics import bar, metrics_section
 from vicinal.report.page.run import Run, curves_section, read_run, recipe_section, settings

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vicinal.report.page.charts import INK, PALE, style, svg
-from vicinal.report.page.header import without_home
-from vicinal.report.page.markup import Markup, Section, document, element, facts, note, percent, section, table, tall
+from vicinal.report.page.markup import (
+    Markup,
+    Section,
+    document,
+    element,
+    facts,
+    note,
+    percent,
+    section,
+    table,
+    tall,
+    without_home,
+)
 from vicinal.report.page.metrics import bar, named
 from vicinal.report.study_trial import StudyTrial, shown_value
 from vicinal.utils.files import write_bytes

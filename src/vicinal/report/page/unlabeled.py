@@ -10,11 +10,18 @@ from vicinal.analysis import query_neighbors
 from vicinal.analysis.clustering import MAX_MAP_IMAGES
 from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.table import Table
-from vicinal.report.page.common import duplicates_section, hubs_section, statistics_table
+from vicinal.report.page.common import duplicates_section, hubs_section, map_section, statistics_table
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list
-from vicinal.report.page.header import header_line, left_out_text, model_text, splits_text, without_home
-from vicinal.report.page.map import map_section
-from vicinal.report.page.markup import Section, document, section
+from vicinal.report.page.markup import (
+    Section,
+    document,
+    header_line,
+    left_out_text,
+    model_text,
+    section,
+    splits_text,
+    without_home,
+)
 from vicinal.retrieval.scores import Array
 from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes

@@ -12,13 +12,13 @@ import numpy as np
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.engines.rescoring import RescoringEngine, create_engine
-from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.index_state import IndexState, half_blocks
 from vicinal.retrieval.index.interface import checked_vectors
 from vicinal.retrieval.index.item_rows import ItemRows
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
+from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.shared_state import SharedState
 from vicinal.retrieval.index.vector_files import ORIGINALS, Names, check_target, open_originals, write_part
 from vicinal.retrieval.refinement import refine

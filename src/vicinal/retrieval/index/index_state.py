@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from vicinal.data.column_kinds import ColumnKind
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.engines.half_store import HalfStore
-from vicinal.retrieval.index.engines.rescoring import RescoringEngine, read_codes, read_engine
-from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.refiner_context import RefinerContext
+from vicinal.retrieval.index.rescoring import HalfStore, RescoringEngine, read_codes, read_engine
+from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.vector_files import (
     CONTEXT,
     ORIGINALS,
@@ -32,7 +31,7 @@ from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval.index.engines.rescoring import Engine
+    from vicinal.retrieval.index.rescoring import Engine
 
 Columns = dict[str, tuple[str, ColumnKind]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.engines.rescoring import create_codes
-from vicinal.retrieval.index.engines.segmented_engine import SegmentedEngine
 from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.index.rescoring import create_codes
+from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vicinal.retrieval.index.database import FILE
-from vicinal.retrieval.index.engines.half_store import HalfStore
+from vicinal.retrieval.index.rescoring import HalfStore
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_blocks
 from vicinal.utils.memory import check_memory

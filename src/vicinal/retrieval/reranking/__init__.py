@@ -1,1 +1,15 @@
-"""Re-ranking: rankings are improved by the neighbors that query and gallery images have in common."""
+"""Re-ranking: rankings are improved by the neighbors that query and gallery images have in common.
+
+Flags and requests name the methods; the methods themselves import torch.
+"""
+
+from __future__ import annotations
+
+RERANKINGS = {
+    "contextual": "ContextualReranking",
+    "reciprocal": "ReciprocalReranking",
+    "query-expansion": "QueryExpansion",
+    "database-augmentation": "DatabaseAugmentation",
+    "neighbor-average": "NeighborAverage",
+}
+"""Name -> class in :mod:`vicinal.retrieval`."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.neighbors import Neighbors, range_search
 from vicinal.retrieval.query_gallery import QueryGallery
-from vicinal.retrieval.range_queries import range_search
 from vicinal.retrieval.reranking.base import RerankedScores, Reranking, ScoreIncrements
 from vicinal.retrieval.reranking.neighbor_sets import NeighborSets, intersection_sizes
 from vicinal.retrieval.scores import UnitVectors, pair_scores

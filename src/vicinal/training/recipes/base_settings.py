@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.training.recipes.checks import require, require_left_out
-from vicinal.training.recipes.run_length import RunLength
+from vicinal.training.progress import RunLength
 from vicinal.training.schedule import Schedule
+from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 

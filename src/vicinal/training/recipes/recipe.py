@@ -1,4 +1,4 @@
-"""The recipe of an embedder: every setting of its training."""
+"""The recipes of an embedder and of a refiner: every setting of their training."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import torch
 
 from vicinal.data import Table
-from vicinal.models import Embedder, default_transform
+from vicinal.models import ContextRefiner, Embedder, default_transform
 from vicinal.models.downloads import DownloadError
+from vicinal.models.execution import gpu_has_bfloat16
 from vicinal.models.initializations import embeds_patches
-from vicinal.models.precision import gpu_has_bfloat16
+from vicinal.training.progress import fit_epochs
 from vicinal.training.recipes.base_recipe import BaseRecipe
-from vicinal.training.recipes.run_length import fit_epochs
+from vicinal.training.recipes.refiner_settings import DEFAULT_LOSS as REFINER_LOSS
+from vicinal.training.recipes.refiner_settings import RefinerSettings
 from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
+from vicinal.utils.arguments import require
 from vicinal.utils.console import condensed_retries
 from vicinal.utils.errors import InputError
 
@@ -138,3 +141,49 @@ class Recipe(BaseRecipe):
 def _has_gpu(accelerator: str) -> bool:
     """Whether a run trains on a GPU, as far as that is known before it starts."""
     return accelerator != "cpu" and (torch.cuda.is_available() or torch.backends.mps.is_available())
+
+
+class RefinerRecipe(BaseRecipe):
+    """The recipe of a context refiner's training.
+
+    Attributes:
+        settings: all settings except those of the refiner and the loss.
+        model: arguments of :class:`~vicinal.models.ContextRefiner`, without `dim`.
+        config: the recipe as plain nested values, with every default filled in.
+
+    Example:
+        >>> recipe = RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--refiner.depth=4", "--loss=MarginLoss"])
+        >>> recipe.settings.embeddings, recipe.create_refiner(dim=64).depth
+        ('e.parquet', 4)
+    """
+
+    verb = "refine"
+    settings_class = RefinerSettings
+    first_settings = frozenset({"embeddings", "run"})
+    model_class, model_key = ContextRefiner, "refiner"
+    fixed_arguments = frozenset({"dim"})
+    default_loss = REFINER_LOSS
+
+    settings: RefinerSettings
+
+    def __init__(
+        self, values: dict[str, Any], given: frozenset[str] = frozenset(), allow_imports: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(values, given, allow_imports)
+        self._check_refiner()
+
+    def create_refiner(self, dim: int) -> ContextRefiner:
+        """Create the refiner, with initial weights from the global random generator."""
+        try:
+            return ContextRefiner(dim, **self.model)
+        except InputError as error:
+            raise InputError(str(error).replace("ContextRefiner: ", "refiner.", 1)) from None
+
+    def _check_refiner(self) -> None:
+        """Raise InputError if an argument is invalid for every dimension, or leaves nothing to train."""
+        with torch.device("meta"):
+            self.create_refiner(dim=max(1, self.model["num_heads"]))
+        trainable = self.model["neighbors"] > 0 or self.model["context"] == "self"
+        require(
+            trainable, "refiner.neighbors", self.model["neighbors"], "at least 1: without neighbors nothing is trained"
+        )

@@ -14,8 +14,8 @@ from vicinal.training.recipes.base_settings import (
     check_lr_factors,
     check_metric,
 )
-from vicinal.training.recipes.checks import require
 from vicinal.training.schedule import Schedule
+from vicinal.utils.arguments import require
 
 NoiseCovariance = Literal["embeddings", "isotropic"]
 DEFAULT_LOSS = "SmoothAPLoss"

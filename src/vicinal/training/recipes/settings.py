@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
 from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
-from vicinal.training.recipes.checks import check_frozen_settings, require, require_left_out
+from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
 DEFAULT_LOSS = "NTXentLoss"
@@ -263,3 +263,27 @@ class TrainingSettings(BaseSettings):
     @property
     def launch(self) -> Launch:
         return check_launch(self.devices, self.num_nodes)
+
+
+NO_AUGMENTATION: dict[str, Any] = {
+    "scale": (1.0, 1.0),
+    "ratio": (1.0, 1.0),
+    "flip": 0.0,
+    "color_jitter": 0.0,
+    "rotation": 0.0,
+}
+
+
+def check_frozen_settings(settings: TrainingSettings) -> None:
+    """Raise InputError if a setting of a run has no effect with its `features`."""
+    if settings.features == "trained":
+        return require_left_out(settings, "", ("feature_cache", "feature_dtype"), "features is frozen")
+    require_left_out(settings, "", ("freeze_backbone_epochs",), "features is trained: frozen is frozen throughout")
+    unless = "features is trained: frozen trains the head only"
+    require_left_out(settings.optimizer.lr_factors, "optimizer.lr_factors.", ("backbone", "pooling"), unless)
+    unless = "features is trained: frozen embeds each image once, without augmentation"
+    require_left_out(settings.data, "data.", ("augmentation",), unless)
+    for name, none in NO_AUGMENTATION.items():
+        value = getattr(settings.transform, name)
+        fits = value in (none, getattr(ImageTransform, name))
+        require(fits, f"transform.{name}", value, "left out with features = frozen, which embeds each image once")

@@ -140,6 +140,20 @@ class SweepCell:
     metrics: tuple[dict[str, float], ...] = ()
     failures: tuple[str, ...] = ()
 
+    def difference(self, other: SweepCell, metric: str) -> tuple[float, float, float] | None:
+        """The mean difference to another cell over the seeds of both, and its interval of 95 % (paired t).
+
+        It tells how much of a difference may be the chance of the seeds. Classes are not resampled. None with fewer
+        than two seeds, or where seeds are missing.
+        """
+        if len(self.metrics) != len(other.metrics) or len(self.metrics) < 2:
+            return None
+        from scipy.stats import t as student_t
+
+        found = np.array([one[metric] - two[metric] for one, two in zip(self.metrics, other.metrics, strict=True)])
+        half = student_t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found))
+        return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
+
     def mean(self, metric: str) -> float:
         """The mean over the seeds; NaN without any."""
         return float(np.mean([each[metric] for each in self.metrics])) if self.metrics else math.nan
@@ -163,9 +177,9 @@ class SweepResult:
         ...          for dim, score in ((64, 0.5), (128, 0.6))]
         >>> print(SweepResult(("dim",), tuple(cells), "recall@1"))
         mean ± standard deviation over 2 seeds, in %
-        dim   recall@1
+        dim   recall@1       recall@1 - first [95 %]
         64    51.00 ± 1.41
-        128   61.00 ± 1.41
+        128   61.00 ± 1.41   +10.00 [+10.00, +10.00]
     """
 
     keys: tuple[str, ...]
@@ -183,13 +197,19 @@ class SweepResult:
         return [failure for cell in self.cells for failure in cell.failures]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per cell: its settings, the number of seeds, and mean and standard deviation of every metric."""
+        """One row per cell: its settings, the number of seeds, and mean and standard deviation of every metric.
+
+        Columns `difference low` and `difference high` are the interval of the difference to the first cell.
+        """
         rows = []
         for cell in self.cells:
             row: dict[str, Any] = {key: _plain(value) for key, value in cell.values.items()}
             row["num_seeds"] = len(cell.metrics)
             for name in self.metrics:
+                low, high = (cell.difference(self.cells[0], name) or (math.nan,) * 3)[1:]
                 row |= {name: cell.mean(name), f"{name} std": cell.std(name)}
+                if cell is not self.cells[0]:
+                    row |= {f"{name} difference low": low, f"{name} difference high": high}
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -209,10 +229,15 @@ class SweepResult:
 
     def __str__(self) -> str:
         most = max((len(cell.metrics) for cell in self.cells), default=0)
-        rows = [[*self.keys, *self.metrics]]
-        for cell in self.cells:
+        first, shown = self.cells[:1], self.metric if self.metric in self.metrics else ""
+        differences = [
+            _difference(cell, first[0], shown) if shown and cell is not first[0] else "" for cell in self.cells
+        ]
+        rows = [[*self.keys, *self.metrics, *[f"{shown} - first [95 %]"] * any(differences)]]
+        for cell, difference in zip(self.cells, differences, strict=True):
             settings = [shown_value(cell.values[key]) for key in self.keys]
-            rows.append([*settings, *(_percent(cell, name) for name in self.metrics), *_remark(cell, most)])
+            values = [*(_percent(cell, name) for name in self.metrics), *[difference] * any(differences)]
+            rows.append([*settings, *values, *_remark(cell, most)])
         head = f"mean ± standard deviation over {most} seeds, in %" if most > 1 else "in %"
         return "\n".join([head, *_aligned(rows)])
 
@@ -220,7 +245,7 @@ class SweepResult:
         """Draw the metric over one or two settings; returns whether there is a picture, which others cannot have."""
         if not self.metrics or len(self.keys) > 2:
             return False
-        from vicinal.report.grid import draw_grid
+        from vicinal.report.contact_sheets import draw_grid
 
         shown = self.metric if self.metric in self.metrics else self.metrics[0]
         if shown != self.metric:
@@ -270,6 +295,11 @@ def _percent(cell: SweepCell, name: str) -> str:
     if math.isnan(mean):
         return "–"
     return f"{100 * mean:.2f}" if math.isnan(std) else f"{100 * mean:.2f} ± {100 * std:.2f}"
+
+
+def _difference(cell: SweepCell, first: SweepCell, name: str) -> str:
+    found = cell.difference(first, name)
+    return "" if found is None else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * each for each in found))
 
 
 def _remark(cell: SweepCell, most: int) -> list[str]:

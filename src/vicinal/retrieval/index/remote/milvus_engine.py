@@ -14,6 +14,7 @@ import numpy as np
 from vicinal.data.column_kinds import ColumnKind, Kinds, number_of
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
+from vicinal.retrieval.index.metadata import Record, check_finite_values
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.milvus_filters import (
     COLUMNS,
@@ -22,7 +23,6 @@ from vicinal.retrieval.index.remote.milvus_filters import (
     column_key,
     path_expression,
 )
-from vicinal.retrieval.index.remote.payload import Record, check_finite_values
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,

@@ -12,8 +12,8 @@ from vicinal.data.column_kinds import Kinds
 from vicinal.data.condition_syntax import Condition
 from vicinal.data.conditions import EVERY_ROW, SQLFilter
 from vicinal.retrieval.index.kinds import HNSW_SEARCH, MAX_RESCORE, Kind
+from vicinal.retrieval.index.metadata import Record
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
@@ -24,10 +24,16 @@ for module in ("psycopg", "pgvector.psycopg"):
 
 from psycopg import sql  # noqa: E402
 
-from vicinal.retrieval.index.remote.postgres_columns import TYPES, VECTOR, column_name  # noqa: E402
 from vicinal.retrieval.index.remote.postgres_connections import PostgresConnections, create_extension  # noqa: E402
-from vicinal.retrieval.index.remote.postgres_filters import PostgresWriter  # noqa: E402
-from vicinal.retrieval.index.remote.postgres_search import index_query, num_candidates, search_query  # noqa: E402
+from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402  # noqa: E402
+    TYPES,
+    VECTOR,
+    PostgresWriter,
+    column_name,
+    index_query,
+    num_candidates,
+    search_query,
+)
 
 FACTS = "vicinal_indexes"  # the table that says what the others are
 MAX_HALF_DIM, MAX_BIT_DIM, MAX_DIM = 4_000, 64_000, 16_000  # of pgvector's indexes and vectors

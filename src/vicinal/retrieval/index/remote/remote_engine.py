@@ -16,8 +16,8 @@ import numpy as np
 from vicinal.data.column_kinds import Kinds
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.index.metadata import Record
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import Record
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log

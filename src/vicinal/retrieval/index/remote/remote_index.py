@@ -19,9 +19,8 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, impossible_k
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, parse_index_condition
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, id_of_key, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import id_of_key
 from vicinal.retrieval.index.remote.remote_engine import RETRY_SECONDS, RemoteEngine, Rows, batch_rows, connect
 from vicinal.retrieval.index.remote.remote_table import FORMAT, UNFINISHED, VERSION, RemoteTable
 from vicinal.retrieval.neighbors import Neighbors

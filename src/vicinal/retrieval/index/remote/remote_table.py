@@ -14,9 +14,8 @@ from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
 from vicinal.retrieval.index.made_with import check_made_with
-from vicinal.retrieval.index.metadata import frame_of_table
+from vicinal.retrieval.index.metadata import converted_record, derived_ids, frame_of_table, payload_of
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.payload import converted_record, derived_ids, payload_of
 from vicinal.retrieval.index.remote.remote_engine import (
     EngineRefusedError,
     EngineUnavailableError,

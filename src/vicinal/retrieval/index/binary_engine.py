@@ -1,0 +1,124 @@
+"""Vectors as one bit per dimension, compared by the number of bits that differ."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar
+
+import faiss as faiss_with_stubs
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.retrieval.index.faiss_engine import SQ8_SAMPLE
+from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+
+faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
+
+MAGIC = b"vicinal-bits"
+HEADER = "<12sQQ"  # magic, number of vectors, dimensions
+
+Bits = npt.NDArray[np.uint8]
+
+
+class BinaryEngine:
+    """Vectors as bits: whether each entry is above its mean. The id of a vector is the number of those before it.
+
+    Every query is compared with all vectors. A score is 1 - 2 x the fraction of bits that differ, which grows with the
+    cosine similarity.
+
+    Args:
+        means: float32 [dim], of the vectors that it was created for.
+        bits: uint8 [n, dim / 8, rounded up].
+
+    Example:
+        >>> vectors = UnitVectors(np.eye(3), "vector")
+        >>> engine = BinaryEngine.create(vectors)
+        >>> engine.add(vectors)
+        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3))
+        Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
+    """
+
+    kind: ClassVar[Kind] = "binary"
+
+    def __init__(self, means: Floats, bits: Bits) -> None:
+        self._means = means
+        self._faiss = faiss.IndexBinaryFlat(8 * bits.shape[1])
+        self._faiss.add(bits)
+
+    @classmethod
+    def create(cls, vectors: UnitVectors) -> BinaryEngine:
+        """Return an empty engine for these vectors."""
+        rows = np.linspace(0, len(vectors) - 1, min(len(vectors), SQ8_SAMPLE)).astype(np.int64)
+        means = vectors.take(rows).mean(dim=0).cpu().numpy()
+        return cls(means, np.empty((0, -(-vectors.dim // 8)), np.uint8))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BinaryEngine:
+        """Read what :meth:`to_bytes` returned.
+
+        Raises:
+            InputError: the bytes are something else or damaged.
+        """
+        start = struct.calcsize(HEADER)
+        magic, count, dim = struct.unpack(HEADER, data[:start].ljust(start))
+        if magic != MAGIC or not dim or len(data) != start + 4 * dim + count * -(-dim // 8):
+            raise InputError("it is not a binary index, or damaged")
+        means = np.frombuffer(data, "<f4", count=dim, offset=start)
+        if not (np.abs(means) <= 1).all():  # also if one is NaN
+            raise InputError("its means are not those of unit vectors")
+        return cls(means.copy(), np.frombuffer(data, np.uint8, offset=start + 4 * dim).reshape(count, -(-dim // 8)))
+
+    def to_bytes(self) -> bytes:
+        """Return the engine with its bits, for a file."""
+        header = struct.pack(HEADER, MAGIC, len(self), self.dim)
+        return header + self._means.astype("<f4").tobytes() + faiss.vector_to_array(self._faiss.xb).tobytes()
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self._means)
+
+    def __len__(self) -> int:
+        return int(self._faiss.ntotal)
+
+    def add(self, vectors: UnitVectors) -> None:
+        """Add vectors, [n, dim]."""
+        for start in range(0, len(vectors), BLOCK_ROWS):
+            self._faiss.add(self._bits(vectors, start))
+
+    def take(self, ids: Integers) -> Floats:
+        """Return the vectors of these ids, float32 [n, dim]: entries of equal size around the means."""
+        bits = faiss.vector_to_array(self._faiss.xb).reshape(len(self), -1)[ids]
+        signs = np.unpackbits(bits, axis=1, count=self.dim) * np.float32(2) - 1
+        return np.asarray(self._means + signs / np.float32(self.dim) ** 0.5, np.float32)
+
+    def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
+        """Find the k vectors of each query from whose bits fewest differ.
+
+        Args:
+            queries: [q, dim].
+            k: number of neighbors per query.
+            active_ids: int64 [m], the ids among which to search, at least k, ascending.
+        """
+        selector = None
+        if len(active_ids) < len(self):
+            mask = np.zeros(len(self), dtype=bool)
+            mask[active_ids] = True
+            selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+        parameters, neighbors = faiss.SearchParameters(sel=selector), Neighbors.empty(len(queries), k)
+        for start in range(0, len(queries), BLOCK_ROWS):
+            distances, ids = self._faiss.search(self._bits(queries, start), k, params=parameters)
+            order = np.lexsort((ids, distances))
+            block = slice(start, start + BLOCK_ROWS)
+            neighbors.scores[block] = 1 - 2 / self.dim * np.take_along_axis(distances, order, axis=1)
+            neighbors.ids[block] = np.take_along_axis(ids, order, axis=1)
+        return neighbors
+
+    def _bits(self, vectors: UnitVectors, start: int) -> Bits:
+        """The bits of a block of vectors, uint8 [n, dim / 8, rounded up]; those beyond the dimensions are 0."""
+        block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors))).cpu().numpy()
+        return np.packbits(block > self._means, axis=1)

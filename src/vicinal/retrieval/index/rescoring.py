@@ -1,0 +1,237 @@
+"""Search by codes, whose nearest are then compared exactly by vectors in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, MAX_RESCORE, MIN_NEIGHBORS, Kind, checked_rescore
+from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.binary_engine import BinaryEngine
+    from vicinal.retrieval.index.faiss_engine import FaissEngine
+
+    CodesEngine: TypeAlias = FaissEngine | BinaryEngine
+    Engine: TypeAlias = "CodesEngine | RescoringEngine"
+
+Halves = npt.NDArray[np.float16]
+
+
+class HalfStore:
+    """Vectors as float16: those of a file, which are read when they are asked for, and those added since, in memory.
+
+    Args:
+        dim: number of dimensions.
+        stored: float16 [n, dim], such as a memory map of a file.
+
+    Example:
+        >>> store = HalfStore(2)
+        >>> store.add(UnitVectors(np.array([[3.0, 4.0], [0.0, 1.0]]), "vector"))
+        >>> len(store), store.take(np.array([1]))
+        (2, array([[0., 1.]], dtype=float32))
+    """
+
+    def __init__(self, dim: int, stored: Halves | None = None) -> None:
+        self.dim = dim
+        self._blocks: list[Halves] = [] if stored is None else [stored]
+
+    def copied(self) -> HalfStore:
+        """A store with the same vectors, to which others can be added."""
+        store = HalfStore(self.dim)
+        store._blocks = list(self._blocks)
+        return store
+
+    @classmethod
+    def from_file(cls, path: Path, file: Any, dim: int) -> HalfStore:
+        """Map an open file of whole rows into memory.
+
+        Raises:
+            InputError: its size is not that of whole rows.
+        """
+        size = file.seek(0, 2)
+        if dim < 1 or size % (2 * dim):
+            raise InputError(f"{path.name} has {size:,} bytes, which are no float16 vectors of {dim} dimensions")
+        shape = (size // (2 * dim), dim)
+        stored = np.memmap(file, np.dtype("<f2"), "r", shape=shape) if size else np.empty(shape, np.float16)
+        return cls(dim, stored)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def add(self, vectors: UnitVectors) -> None:
+        """Add vectors, [n, dim]."""
+        added = np.empty((len(vectors), self.dim), np.float16)
+        for start in range(0, len(vectors), BLOCK_ROWS):
+            block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors)))
+            added[start : start + len(block)] = block.half().cpu().numpy()
+        self._blocks = [*self._blocks, added]
+
+    def take(self, ids: Integers) -> Floats:
+        """Return the vectors of these ids, normalized, float32 [n, dim]."""
+        present, positions = np.unique(ids, return_inverse=True)
+        vectors = np.empty((len(present), self.dim), np.float32)
+        start = 0
+        for block in self._blocks:
+            rows = slice(*np.searchsorted(present, [start, start + len(block)]))
+            vectors[rows] = block[present[rows] - start]
+            start += len(block)
+        return UnitVectors(vectors, "stored vector").block(0, len(vectors)).numpy()[positions]
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes of all vectors, for a file."""
+        for part in self._blocks:
+            for start in range(0, len(part), BLOCK_ROWS):
+                yield part[start : start + BLOCK_ROWS].astype("<f2").tobytes()
+
+
+MAX_CANDIDATES = 2**15  # whose vectors are in memory at a time
+
+
+class RescoringEngine:
+    """Codes that are searched, and the vectors themselves, with which the nearest by codes are compared.
+
+    In memory are the codes only: the vectors are read from a file.
+
+    Args:
+        codes: what is searched first.
+        store: all vectors, by the ids of the codes.
+        rescore: candidates per neighbor, at least 1.
+
+    Example:
+        >>> from vicinal.retrieval.index.binary_engine import BinaryEngine
+        >>> vectors = UnitVectors(np.eye(3), "vector")
+        >>> engine = RescoringEngine(BinaryEngine.create(vectors), HalfStore(3), rescore=2)
+        >>> engine.add(vectors)
+        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3))
+        Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
+    """
+
+    def __init__(self, codes: CodesEngine, store: HalfStore, rescore: int) -> None:
+        self.codes, self.store, self.rescore = codes, store, rescore
+
+    @property
+    def kind(self) -> Kind:
+        """That of the codes."""
+        return self.codes.kind
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.codes.dim
+
+    def __len__(self) -> int:
+        return min(len(self.codes), len(self.store))
+
+    def to_bytes(self) -> bytes:
+        """Return the codes, for a file; the store has a file of its own."""
+        return self.codes.to_bytes()
+
+    def add(self, vectors: UnitVectors) -> None:
+        """Add vectors, [n, dim]."""
+        self.codes.add(vectors)
+        self.store.add(vectors)
+
+    def take(self, ids: Integers) -> Floats:
+        """Return the vectors of these ids, float32 [n, dim], as precise as float16 is."""
+        return self.store.take(ids)
+
+    def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
+        """Find the k nearest vectors of each query among the nearest by codes; the scores are exact.
+
+        Args:
+            queries: [q, dim].
+            k: number of neighbors per query.
+            active_ids: int64 [m], the ids among which to search, at least k, ascending.
+        """
+        num_candidates = min(len(active_ids), self.rescore * max(k, MIN_NEIGHBORS))
+        neighbors = Neighbors.empty(len(queries), k)
+        size = max(1, min(BLOCK_ROWS, MAX_CANDIDATES // num_candidates))
+        for start in range(0, len(queries), BLOCK_ROWS):  # faiss is faster with many queries at a time
+            block = queries.subset(np.arange(start, min(start + BLOCK_ROWS, len(queries))))
+            candidates = self.codes.search(block, num_candidates, active_ids).ids
+            for first in range(0, len(block), size):
+                vectors = block.block(first, min(first + size, len(block))).cpu().numpy()
+                found = self._nearest(vectors, candidates[first : first + size], k)
+                rows = slice(start + first, start + first + len(vectors))
+                neighbors.scores[rows], neighbors.ids[rows] = found.scores, found.ids
+        return neighbors
+
+    def _nearest(self, vectors: Floats, candidates: Integers, k: int) -> Neighbors:
+        """The k best candidates of each query, [queries, candidates], by their vectors."""
+        if (candidates < 0).any():
+            raise InputError("the index is damaged: its codes are not those of vectors; build it again")
+        others = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
+        scores = np.einsum(
+            "qd,qcd->qc", vectors, others
+        )  # the same for equal vectors, which a matrix product need not be
+        order = np.lexsort((candidates, -scores))[:, :k]
+        return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
+
+
+def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
+    """Return an empty engine for these vectors, trained on them if its kind needs training.
+
+    Args:
+        kind: of the index, or `auto`.
+        vectors: [n, dim].
+        rescore: candidates per neighbor; None: the default of the kind, 0: none, with approximate scores.
+
+    Raises:
+        InputError: the kind is unknown, it has no codes to rescore, or there are too few vectors to train on.
+    """
+    rescore, codes = checked_rescore(kind, rescore), create_codes(kind, vectors)
+    return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
+
+
+def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEngine:
+    """Return an empty engine for these vectors without rescoring, trained on them if its kind needs training.
+
+    Raises:
+        InputError: the kind is unknown, or there are too few vectors to train on.
+    """
+    if kind == "binary":
+        from vicinal.retrieval.index.binary_engine import BinaryEngine
+
+        return BinaryEngine.create(vectors)
+    from vicinal.retrieval.index.faiss_engine import FaissEngine
+
+    return FaissEngine.create(kind, vectors)
+
+
+def read_codes(kind: object, data: bytes) -> CodesEngine:
+    """Return the engine without rescoring that `to_bytes` wrote.
+
+    Raises:
+        InputError: the bytes are damaged.
+    """
+    if kind == "binary":
+        from vicinal.retrieval.index.binary_engine import BinaryEngine
+
+        return BinaryEngine.from_bytes(data)
+    from vicinal.retrieval.index.faiss_engine import FaissEngine
+
+    return FaissEngine.from_bytes(data)
+
+
+def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: object) -> Engine:
+    """Return the engine of an index's files.
+
+    Raises:
+        InputError: they are damaged, or do not belong together.
+    """
+    codes = read_codes(kind, data)
+    if store is None:
+        return codes
+    if not (isinstance(rescore, int) and 1 <= rescore <= MAX_RESCORE):
+        raise InputError(f"rescore is {rescore!r:.80}; it must be an integer from 1 to {MAX_RESCORE:,}")
+    if codes.kind not in DEFAULT_RESCORE or (len(store), store.dim) != (len(codes), codes.dim):
+        raise InputError("its codes and its vectors do not belong together")
+    return RescoringEngine(codes, store, rescore)

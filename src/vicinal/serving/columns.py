@@ -1,0 +1,193 @@
+"""The columns of items: what the service tells of them, and the values that clients give to new ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.columns import BOX_COLUMNS
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, NULLABLE
+from vicinal.utils.arguments import shown
+from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.index import Index
+
+MAX_VALUES = 50
+MAX_LISTED = 200  # characters of a value that is listed
+HIDDEN = ("id", "path", *FILE_COLUMNS, *BOX_COLUMNS)
+TYPES = {"integer": "number", "floating": "number", "boolean": "boolean"}
+
+
+def facts_of_index(index: Index) -> list[dict[str, Any]]:
+    """The name and type of each column of an index in a folder, and its distinct values if there are few.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> from vicinal import Index, Table
+        >>> facts_of_index(Index.build(np.eye(2), Table(pd.DataFrame({"size": ["S", "M"]}))))
+        [{'name': 'size', 'type': 'text', 'values': ['M', 'S']}]
+    """
+    facts = facts_of_kinds({name: kind.kind for name, kind in index.column_kinds.items()})
+    return [{**each, "values": _listed(index.distinct_values(each["name"], MAX_VALUES))} for each in facts]
+
+
+def facts_of_kinds(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The columns of an index in a database by their kinds; their values are not read.
+
+    Example:
+        >>> facts_of_kinds({"path": "string", "price": "floating"})
+        [{'name': 'price', 'type': 'number', 'values': None}]
+    """
+    return [
+        {"name": name, "type": TYPES.get(kind, "text"), "values": None}
+        for name, kind in kinds.items()
+        if name not in HIDDEN
+    ]
+
+
+def _listed(values: list[Any]) -> list[Any] | None:
+    """Distinct values in order, ready for JSON; None if they are too many or cannot be listed."""
+    if len(values) > MAX_VALUES or any(isinstance(value, str) and len(value) > MAX_LISTED for value in values):
+        return None
+    if any(isinstance(value, float) and not abs(value) < float("inf") for value in values):
+        return None
+    return sorted(values)
+
+
+MAX_NAME, MAX_TEXT = 200, 4_096  # characters of a column's name, and of a value
+INT64 = np.iinfo(np.int64)
+RESERVED = ("id", "id_of_table", "path", "score", *BOX_COLUMNS, *FILE_COLUMNS)
+CHECKED = ("split", "is_query", "is_gallery", "noisy_label", "noisy_image")  # have a meaning in a table of images
+DTYPES = {"integer": np.dtype(np.int64), "floating": np.dtype(np.float64), "boolean": np.dtype(np.bool_)}
+WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and false", "string": "texts"}
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A frame of rows that need not have the same columns; a column has values of one kind.
+
+    Example:
+        >>> frame_of([{"price": 3}, {"label": "cup"}]).dtypes["price"]
+        Int64Dtype()
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    return pd.DataFrame(columns, index=range(len(rows)))
+
+
+def _column(values: list[Any]) -> pd.Series:
+    dtype: Any = DTYPES.get(_common_kind(values), "str")
+    if None in values and dtype != "str":
+        dtype = NULLABLE.get(dtype.kind, dtype)
+    return pd.Series(values, dtype=dtype)
+
+
+def _common_kind(values: Sequence[Any]) -> str:
+    kinds = {kind_of(value) for value in values if value is not None}
+    return "floating" if kinds == {"integer", "floating"} else kinds.pop()
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, as pandas calls it: integer, floating, boolean or string."""
+    names = {bool: "boolean", int: "integer", float: "floating"}
+    return names.get(type(value), "string")
+
+
+class ColumnKinds:
+    """The kinds of the columns of an index, with which the values of new items must agree.
+
+    Args:
+        kinds: of its columns, such as integer and string.
+        max_columns: number of columns that it may have.
+
+    Example:
+        >>> kinds = ColumnKinds({"price": "integer", "label": "string"}, max_columns=10)
+        >>> kinds.checked({"price": 7, "label": 7, "new": True, "other": None})
+        {'price': 7, 'label': '7', 'new': True}
+        >>> kinds.checked({"price": "cheap"})
+        Traceback (most recent call last):
+            ...
+        vicinal.utils.errors.InputError: columns.price: 'cheap' is a text; the index has whole numbers there
+    """
+
+    def __init__(self, kinds: Mapping[str, str], max_columns: int) -> None:
+        self.max_columns = max_columns
+        self._kinds = dict(kinds)
+
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a new item as the index keeps them, without those that are missing.
+
+        Raises:
+            InputError: a name or value is impossible, or of another kind than those of the index.
+        """
+        return {name: self._checked(name, value) for name, value in values.items() if value is not None}
+
+    def extend(self, row: Mapping[str, Any]) -> None:
+        """Take the kinds of an item that was added.
+
+        Raises:
+            InputError: the index would have too many columns.
+        """
+        new = [name for name in row if name not in self._kinds]
+        if new and len(self._kinds) + len(new) > self.max_columns:
+            raise InputError(f"columns.{shown(new[0])}: the index has {len(self._kinds)} columns, and may have "
+                             f"{self.max_columns}")  # fmt: skip
+        for name, value in row.items():
+            if self._kinds.get(name, "empty") == "empty":
+                self._kinds[name] = kind_of(value)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        _check_name(name)
+        _check_value(name, value)
+        expected, kind = self._kinds.get(name, "empty"), kind_of(value)
+        if expected in ("empty", kind):
+            return value
+        if (expected, kind) == ("string", "integer"):
+            return str(value)
+        if {expected, kind} == {"floating", "integer"}:
+            return float(value) if kind == "integer" else _whole(name, value)
+        raise InputError(f"columns.{name}: {shown(value)} is {_described(kind)}; the index has "
+                         f"{WORDS.get(expected, 'values of another kind')} there")  # fmt: skip
+
+
+def _whole(name: str, value: float) -> int:
+    if not value.is_integer():
+        raise InputError(f"columns.{name}: {value:g} is no whole number; the index has whole numbers there")
+    return _in_range(name, int(value))
+
+
+def _described(kind: str) -> str:
+    return {"integer": "a whole number", "floating": "a number", "boolean": "true or false"}.get(kind, "a text")
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME or not _is_text(name):
+        raise InputError(f"columns.{shown(name)}: a name has 1 to {MAX_NAME} characters")
+    if name in (*RESERVED, *CHECKED):
+        raise InputError(f"columns.{name}: the index gives this column itself; use another name")
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, str) and not (len(value) <= MAX_TEXT and _is_text(value)):
+        raise InputError(f"columns.{shown(name)}: a text has at most {MAX_TEXT:,} characters of Unicode")
+    if name == "label" and (value == "" or kind_of(value) not in ("string", "integer")):
+        raise InputError("label: it must be a text that is not empty, or a whole number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"columns.{shown(name)}: {value} is no number that can be compared")
+    if kind_of(value) == "integer":
+        _in_range(name, value)
+
+
+def _in_range(name: str, value: int) -> int:
+    if not INT64.min <= value <= INT64.max:
+        raise InputError(f"columns.{shown(name)}: a whole number has at most 64 bits")
+    return value
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8, and holds no null character."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)

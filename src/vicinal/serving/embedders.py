@@ -1,0 +1,165 @@
+"""What embeds the images of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from vicinal.serving.decoding import PillowPreparation, Pixels, Preparation, TorchPreparation
+from vicinal.utils.arrays import Floats
+
+if TYPE_CHECKING:
+    from vicinal.export.exported_embedder import ExportedEmbedder
+    from vicinal.models.embedder import Embedder
+    from vicinal.retrieval.whitening import PCAWhitening
+
+
+class ImageEmbedder(Protocol):
+    """Embeds images that processes have decoded.
+
+    Attributes:
+        name: of the model.
+        dim: of the embeddings.
+    """
+
+    name: str
+    dim: int
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Identifies the model and the steps after it; None if that is unknown."""
+
+    @property
+    def preparation(self) -> Preparation:
+        """Makes what turns an image into pixels."""
+
+    def embed(self, images: Sequence[Pixels]) -> Floats:
+        """The embeddings of prepared images, float32 [n, dim]."""
+
+
+class TorchEmbedder:
+    """Embeds by a model of torch or an exported one, as `vicinal index build` does with the same flags.
+
+    Args:
+        model: the model.
+        name: what clients see as its name.
+        fingerprint: identifies the model and the steps after it; None takes that of the model alone.
+        scales: factors of the image size; see :func:`~vicinal.models.embed_multi_scale`.
+        max_size: the same.
+        whitening: applied to all embeddings.
+        keep_dim: number of first dimensions to keep; None: all.
+        precision: 32, bf16 or 16, or auto: bf16 on a GPU that computes in bfloat16, else 32.
+        device: such as cpu or cuda.
+
+    Example:
+        >>> from vicinal.data.images.transforms import ImageTransform
+        >>> from vicinal.models import Embedder
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
+        >>> TorchEmbedder(model, "test").embed([np.zeros((3, 32, 32), np.uint8)]).shape
+        (1, 8)
+    """
+
+    def __init__(
+        self,
+        model: Embedder | ExportedEmbedder,
+        name: str,
+        fingerprint: str | None = None,
+        scales: Sequence[float] | None = None,
+        max_size: int | None = None,
+        whitening: PCAWhitening | None = None,
+        keep_dim: int | None = None,
+        precision: Any = "auto",
+        device: str | None = None,
+    ) -> None:
+        from dataclasses import replace
+
+        from vicinal.data.images.image_ops import Normalize
+        from vicinal.data.images.transforms import ImageTransform
+
+        self.model, self.name, self.scales = model, name, scales
+        self.whitening, self.keep_dim = whitening, keep_dim
+        self.fingerprint = model.fingerprint() if fingerprint is None else fingerprint
+        self.options = {"precision": precision, "device": device, "progress": False}
+        transform = model.transform
+        if max_size is not None:
+            default = ImageTransform()
+            transform = replace(transform, longest=max_size, scale=default.scale, ratio=default.ratio)
+        self.preparation = TorchPreparation(transform)
+        self._normalize = Normalize(transform)
+        self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
+
+    def embed(self, images: Sequence[Pixels]) -> Floats:
+        """The embeddings of prepared images, float32 [n, dim]; those of one size are embedded together."""
+        return _by_shape(images, self._embed)
+
+    def _embed(self, pixels: Pixels) -> Floats:
+        import torch
+
+        from vicinal.models.head import shortened
+
+        batch = self._normalize(torch.from_numpy(pixels))
+        size = len(batch)
+        if self.scales is None:
+            vectors = self.model.embed(batch, batch_size=size, **self.options)
+        else:
+            from vicinal.models.multi_scale import embed_multi_scale
+
+            vectors = embed_multi_scale(
+                cast("Embedder", self.model), batch, self.scales, batch_size=size, **self.options
+            )
+        whitened = vectors if self.whitening is None else self.whitening.apply(vectors)
+        return shortened(whitened, self.keep_dim)
+
+
+def _by_shape(images: Sequence[Pixels], embed: Callable[[Pixels], Floats]) -> Floats:
+    """The embeddings of images, of which those of one shape are a batch."""
+    vectors: dict[int, Floats] = {}
+    for shape in dict.fromkeys(image.shape for image in images):
+        rows = [row for row, image in enumerate(images) if image.shape == shape]
+        vectors |= dict(zip(rows, embed(np.stack([images[row] for row in rows])), strict=True))
+    return np.stack([vectors[row] for row in range(len(images))])
+
+
+def _some_pixels(preparation: Preparation) -> Pixels:
+    """The pixels of an image by which a model is tried."""
+    from PIL import Image
+
+    return preparation()(Image.new("RGB" if preparation.channels == 3 else "L", (64, 64)))
+
+
+class PillowEmbedder:
+    """Embeds by any object with a method `embed` that takes a list of PIL images.
+
+    Args:
+        model: the object.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.preparation = model, PillowPreparation()
+        self.name = type(model).__name__
+        self.fingerprint: str | None = None
+        self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
+
+    def embed(self, images: Sequence[Pixels]) -> Floats:
+        """The embeddings of images, uint8 [height, width, 3], float32 [n, dim]."""
+        from PIL import Image
+
+        return np.asarray(self._model.embed([Image.fromarray(image) for image in images]), np.float32)
+
+
+def as_image_embedder(model: Any) -> ImageEmbedder:
+    """The embedder of the service for a model of any kind.
+
+    Args:
+        model: one already; an :class:`~vicinal.Embedder`; or an object with a method `embed` for PIL images.
+    """
+    if hasattr(model, "preparation"):
+        embedder: ImageEmbedder = model
+        return embedder
+    from vicinal.models.embedder import Embedder
+
+    if isinstance(model, Embedder):
+        return TorchEmbedder(model, model.config["backbone"])
+    return PillowEmbedder(model)

@@ -1,0 +1,277 @@
+"""The index of a service in a folder: any number of threads read it, one writes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from vicinal.data.table import Table
+from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.search import plain_records
+from vicinal.serving.added_images import ADDED, image_file, remove_unused
+from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
+from vicinal.serving.limits import Limits
+from vicinal.serving.problems import Problem, too_busy
+from vicinal.serving.store import Store
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, one_line
+
+MAX_GROUP = 256  # requests whose changes are made in one transaction
+FOLLOW_SECONDS = 0.2  # between looks for the changes of other processes
+RETRY_SECONDS = 10.0  # after vector files could not be written
+
+
+@dataclass
+class _Request:
+    """What a client asks to change; the ids of what is added, or the number of what is deleted, come in `answer`."""
+
+    vectors: Floats | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+    path: str | None = None
+    deleted: tuple[int, ...] = ()
+    key: str | None = None
+    answer: Future[list[int]] = field(default_factory=Future)
+
+
+class FolderStore(Store):
+    """The index in a folder, for any number of readers and one writing thread.
+
+    Changes that wait together are made in one transaction, and acknowledged when it is durable. Other processes may
+    change the index at the same time; a second thread sees that, and writes new vector files when many vectors are in
+    the database alone. Searches wait for neither.
+
+    Args:
+        folder: of the index.
+        limits: of the service.
+        read_only: whether to follow the changes of other processes without making any.
+        refiner: the refiner that the index was built with, if any.
+        index: the index, if it was loaded from the folder already.
+
+    Raises:
+        InputError: there is no index.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        limits: Limits | None = None,
+        read_only: bool = False,
+        refiner: Any = None,
+        index: Index | None = None,
+    ) -> None:
+        super().__init__(str(folder), Path(folder).resolve().name, limits, read_only, refiner)
+        self.folder, self._loaded = Path(folder), index
+        self.images = self.folder.resolve() / ADDED
+        self._facts: tuple[str, list[dict[str, Any]]] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        index = self._loaded or Index.load(self.folder)
+        if not isinstance(index, Index):
+            raise InputError(f"{self.folder} is not a folder")
+        index.check_refiner(self.refiner)
+        index.state.follows = index.state.folds = index.shows_full_paths = False
+        self._index = index
+        self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
+        if not self.read_only:
+            remove_unused(self.folder / ADDED, index.paths().values())
+        for work in (self._follow,) if self.read_only else (self._write, self._follow):
+            self._threads.append(threading.Thread(target=work, name=work.__name__, daemon=True))
+            self._threads[-1].start()
+        return self
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._index.close()
+
+    @property
+    def index(self) -> Index:
+        """The index."""
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
+        """Add an item, as :meth:`Store.add`."""
+        return self._submit(_Request(vectors, dict(columns), path, key=key))
+
+    def delete(self, ids: Sequence[int]) -> Future[list[int]]:
+        """Delete items, as :meth:`Store.delete`."""
+        return self._submit(_Request(deleted=tuple(ids)))
+
+    def added_with(self, key: str) -> list[int] | None:
+        """The ids of what was added with a key; None if that is not known."""
+        return self._index.state.database.ids_of_request(key)
+
+    @property
+    def num_unsaved(self) -> int:
+        """The number of vectors that are in the database, but not in the vector files yet."""
+        return self._index.state.current().num_pending
+
+    # reading
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The columns of an item; None if there is none of this id."""
+        found = self._index.lookup([number], skip_unknown=True)
+        return plain_records(found)[0] if len(found) else None
+
+    def query_vector(self, number: int) -> Floats | None:
+        """The vector of an item as a query, float32 [dim]; None if there is none of this id."""
+        with self._index.reading():
+            found = self._index.present([number])
+            return self._index.query_vectors(found)[0] if len(found) else None
+
+    def column_facts(self) -> list[dict[str, Any]]:
+        """The columns, with their distinct values where they are few."""
+        revision = self._index.state.revision
+        if self._facts is None or self._facts[0] != revision:
+            self._facts = revision, facts_of_index(self._index)
+        return self._facts[1]
+
+    def image_file(self, path: str) -> Path:
+        """The file of an image; one that a client added is in the folder, wherever that was moved."""
+        return image_file(path, self.folder)
+
+    def _follow(self) -> None:
+        """See what other processes change, and write vector files when it is time."""
+        retry, last_fold = 0.0, time.monotonic()
+        while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
+            retry = 0.0
+            try:
+                self._index.state.refresh()
+                is_old = (
+                    self._index.state.current().num_pending > 0
+                    and time.monotonic() - last_fold > self.limits.save_seconds
+                )
+                if not self.read_only and (is_old or self._index.state.is_fold_due(self.limits.save_changes)):
+                    self._index.state.fold()
+                    last_fold = time.monotonic()
+            except (InputError, OSError, MemoryError) as error:
+                log(f"{self.folder}: {one_line(error)}")
+                retry = RETRY_SECONDS
+
+    # writing
+
+    def _submit(self, request: _Request) -> Future[list[int]]:
+        self.check_writable()
+        try:
+            self._requests.put_nowait(request)
+        except queue.Full:
+            raise too_busy("too many changes wait to be written") from None
+        return request.answer
+
+    def _write(self) -> None:
+        """Make the changes that clients ask for, those that wait together at once."""
+        while not (self._stop.is_set() and self._requests.empty()):
+            try:
+                group = [self._requests.get(timeout=0.1)]
+            except queue.Empty:
+                continue
+            with suppress(queue.Empty):
+                while len(group) < MAX_GROUP:
+                    group.append(self._requests.get_nowait())
+            self._write_group([each for each in group if each.answer.set_running_or_notify_cancel()])
+
+    def _write_group(self, group: Sequence[_Request]) -> None:
+        try:
+            answers, unused = self._committed(group)
+        except Exception as error:  # the disk may be full, or a defect
+            log(f"{self.folder}: changes cannot be written: {one_line(error)}")
+            for request in group:
+                request.answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
+            return
+        for request, answer in zip(group, answers, strict=True):
+            if isinstance(answer, InputError):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
+        for file in unused:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _committed(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
+        """Make the changes of requests in one transaction; their answers, and the files of images that were deleted."""
+        with self._index.transaction():
+            changes = _Changes(self._index, self.limits.max_columns)
+            answers = [changes.answer(request) for request in group]
+            if changes.rows:
+                vectors = np.concatenate(changes.vectors)
+                self._index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
+            unused = self._own_images(changes.deleted)
+            self._index.delete(changes.deleted)
+            if changes.keys:
+                self._index.state.database.remember_requests(changes.keys)
+        return answers, unused
+
+    def _own_images(self, ids: Sequence[int]) -> list[Path]:
+        """The files of images of items that clients had added."""
+        found = self._index.lookup(ids)
+        paths = found["path"].tolist() if "path" in found else []
+        files = [image_file(path, self.folder) for path in paths if isinstance(path, str)]
+        return [file for file in files if file.parent in (self.images, self.folder / ADDED)]
+
+
+class _Changes:
+    """What the requests of one transaction change.
+
+    Args:
+        index: within a transaction.
+        max_columns: number of columns that it may have.
+
+    Attributes:
+        vectors: of the items that are added, float32 [1, dim] each.
+        rows: their columns.
+        deleted: the ids of items that are deleted, also of some that are added.
+        keys: the ids of what is added with keys.
+    """
+
+    def __init__(self, index: Index, max_columns: int) -> None:
+        self._index, self._next_id = index, index.state.current().next_id
+        self._kinds = ColumnKinds({name: kind.kind for name, kind in index.column_kinds.items()}, max_columns)
+        self.vectors: list[Floats] = []
+        self.rows: list[dict[str, Any]] = []
+        self.deleted: list[int] = []
+        self.keys: dict[str, list[int]] = {}
+
+    def answer(self, request: _Request) -> list[int] | InputError:
+        """Take the changes of a request; the ids that answer it, or what is wrong with it."""
+        if request.vectors is None:
+            return self._delete(request.deleted)
+        find = self._index.state.database.ids_of_request
+        known = None if request.key is None else self.keys.get(request.key) or find(request.key)
+        if known is not None:
+            return known
+        try:
+            row = self._kinds.checked(request.row) | ({} if request.path is None else {"path": request.path})
+            self._kinds.extend(row)
+        except InputError as error:
+            return error
+        self.vectors.append(np.asarray(request.vectors, np.float32))
+        self.rows.append(row)
+        ids = [self._next_id + len(self.rows) - 1]
+        if request.key is not None:
+            self.keys[request.key] = ids
+        return ids
+
+    def _delete(self, ids: Sequence[int]) -> list[int]:
+        new = range(self._next_id, self._next_id + len(self.rows))
+        existing = [*self._index.present(ids).tolist(), *sorted({*ids} & {*new})]
+        gone = [each for each in existing if each not in self.deleted]
+        self.deleted += gone
+        return gone

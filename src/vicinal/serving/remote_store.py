@@ -1,0 +1,233 @@
+"""The index of a service in a database, which makes every change durable itself, and may be away for a while."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from vicinal.data.table import Table
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
+from vicinal.retrieval.index.remote.engine_url import EngineURL
+from vicinal.retrieval.index.remote.remote_engine import EngineUnavailableError, TransientFault
+from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.retrieval.search import plain_records
+from vicinal.serving.columns import ColumnKinds, facts_of_kinds, frame_of
+from vicinal.serving.limits import Limits
+from vicinal.serving.store import Store
+from vicinal.utils.arrays import Floats
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, one_line
+
+NUM_THREADS = 8  # that write
+WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between looks at a database that answers, and at one that does not
+SLOW_SECONDS = 10.0  # after which one that has not answered a look counts as away
+COUNT_FRACTION = 0.05  # of the time, at most, that counting the items takes
+FIXED_FACTS = ("dim", "kind", "model_fingerprint")
+EXACT_COUNT = 100_000  # items that are counted before the service starts; more are counted meanwhile
+
+
+class RemoteStore(Store):
+    """An index in a database, for any number of processes that read and write it.
+
+    A change is answered when the database has committed it. An item that is added has an id that follows from the key
+    of the request, so that it is added once, whichever process is asked again; without a key it is a random number.
+    A thread looks every other second whether the database answers: while it does not, requests are refused at once.
+
+    Args:
+        url: of the index.
+        limits: of the service.
+        read_only: whether nothing is added or deleted.
+        refiner: None, as an index in a database is not refined.
+
+    Raises:
+        InputError: the URL is wrong, there is no index, or the database refuses the connection.
+        EngineUnavailableError: the database does not answer when the store is opened.
+    """
+
+    def __init__(self, url: str, limits: Limits | None = None, read_only: bool = False, refiner: Any = None) -> None:
+        parsed = EngineURL.parse(url)
+        if refiner is not None:
+            raise InputError("an index in a database holds no refined embeddings; leave out the refiner")
+        super().__init__(str(parsed), parsed.table, limits, read_only)
+        self.engine, self._url = parsed.engine, url
+
+    def __enter__(self) -> Self:
+        self._index = _ServedIndex.connect(self._url, max(1.0, self.limits.request_seconds / 3))
+        self._watcher = _Watcher(self._index)
+        self._index.watcher = self._watcher
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="changes")
+        return self
+
+    def close(self) -> None:
+        """Finish the changes that were begun."""
+        self._stop.set()
+        self._pool.shutdown()
+        self._watcher.close()
+        self._index.close()
+
+    @property
+    def index(self) -> _ServedIndex:
+        """The index."""
+        return self._index
+
+    def __len__(self) -> int:
+        return self._watcher.num_items
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the database answers."""
+        return self._watcher.problem is None
+
+    def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
+        """Add an item, as :meth:`Store.add`; its id comes when the database has committed it."""
+        self.check_writable()
+        return self._pool.submit(self._add, vectors, dict(columns), key)
+
+    def _add(self, vectors: Floats, columns: dict[str, Any], key: str | None) -> list[int]:
+        known = None if key is None else self.added_with(key)
+        if known is not None:
+            return known
+        kinds = ColumnKinds(_kinds_of(self._index), self.limits.max_columns)
+        row = kinds.checked(columns)
+        kinds.extend(row)
+        number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
+        self._index.insert(number, vectors, row)
+        return [number]
+
+    def delete(self, ids: Sequence[int]) -> Future[list[int]]:
+        """Delete items, as :meth:`Store.delete`; the answer comes when the database has committed it."""
+        self.check_writable()
+        return self._pool.submit(self._delete, ids)
+
+    def _delete(self, ids: Sequence[int]) -> list[int]:
+        there = self._index.present(np.array(ids, np.int64))
+        self._index.delete(there)
+        return there.tolist()
+
+    def added_with(self, key: str) -> list[int] | None:
+        """The id of what was added with a key, by any process; None if it is not there."""
+        number = _id_of(key)
+        return [number] if len(self._index.present([number])) else None
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The columns of an item; None if there is none of this id."""
+        found = self._index.lookup([number], skip_unknown=True)
+        return plain_records(found)[0] if len(found) else None
+
+    def query_vector(self, number: int) -> Floats | None:
+        """The vector of an item, float32 [dim]; None if there is none of this id."""
+        ids = self._index.present([number])
+        return self._index.vectors_of(ids)[0] if len(ids) else None
+
+    def column_facts(self) -> list[dict[str, Any]]:
+        """The name and type of each column."""
+        return facts_of_kinds(_kinds_of(self._index))
+
+
+def _kinds_of(index: RemoteIndex) -> dict[str, str]:
+    """The kinds of the columns, such as integer and string."""
+    return {name: kind.kind for name, kind in index.column_kinds.items()}
+
+
+def _id_of(key: str) -> int:
+    """The id of the item that is added with a key: a number of 63 bits, which no path of an image gives."""
+    return int.from_bytes(hashlib.blake2b(b"key\0" + key.encode(), digest_size=8).digest(), "big") & MAX_ID
+
+
+class _ServedIndex(RemoteIndex):
+    """An index whose calls fail at once while its database is known to be away, and whose conditions see no paths."""
+
+    watcher: _Watcher | None = None
+
+    def _check_connection(self) -> None:
+        if self.watcher is not None and (problem := self.watcher.problem) is not None:
+            raise EngineUnavailableError(self.url, problem)
+
+    def select(self, condition: str | None) -> Selection | None:
+        """Return the items that fulfill a condition, in which paths of this machine have no place."""
+        if condition is None:
+            return None
+        self._check_connection()
+        hidden = ("path", *FILE_COLUMNS)
+        kinds = {name: kind for name, kind in self.column_kinds.items() if name not in hidden}
+        tree = parse_index_condition(condition, kinds, self.column_aliases)
+        return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
+
+    def insert(self, number: int, vectors: Floats, row: Mapping[str, Any]) -> None:
+        """Write an item without a path under an id."""
+        table = Table._from_valid(frame_of([row]))
+        self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
+
+    def look(self) -> str | None:
+        """Ask the database once what the index says about itself; what is wrong, or None."""
+        known = self._settings
+        try:
+            facts = self._engine.read_facts(self._table.name)
+        except TransientFault:  # perhaps of a connection from before the server was started again
+            facts = self._engine.read_facts(self._table.name)
+        if facts is None:
+            return "the index is not there any more"
+        if any(facts.get(name) != known.get(name) for name in FIXED_FACTS):
+            return "the index was built again; start the service again"
+        self._table.facts.take(facts, since=known)
+        return None
+
+
+class _Watcher:
+    """Threads that look whether a database answers, and count the items of an index.
+
+    Attributes:
+        num_items: as they were counted last.
+    """
+
+    def __init__(self, index: _ServedIndex) -> None:
+        self._index, self.num_items = index, index.count(at_most=EXACT_COUNT)
+        self._problem: str | None = None
+        self._asked: float | None = None  # when the look began that is not answered yet
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._count)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the index cannot be used now; None if it can."""
+        asked = self._asked
+        if self._problem is None and asked is not None and time.monotonic() - asked > SLOW_SECONDS:
+            return "the database does not answer"
+        return self._problem
+
+    def close(self) -> None:
+        """End the threads, which are not waited for if they wait for the database."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(1.0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(WATCH_SECONDS if self._problem is None else LOST_SECONDS):
+            self._asked = time.monotonic()
+            try:
+                problem = self._index.look()
+            except (TransientFault, InputError) as error:
+                problem = one_line(error, 200)
+            if (problem is None) != (self._problem is None):
+                log(f"{self._index.url}: {'the database answers again' if problem is None else problem}")
+            self._problem, self._asked = problem, None
+
+    def _count(self) -> None:
+        seconds = 0.0
+        while not self._stop.wait(max(WATCH_SECONDS, seconds / COUNT_FRACTION)):
+            start = time.monotonic()
+            with suppress(EngineUnavailableError, InputError):
+                self.num_items = len(self._index)
+            seconds = time.monotonic() - start

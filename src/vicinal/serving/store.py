@@ -1,0 +1,147 @@
+"""What the service needs of its index, whether it is in a folder or in a database."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from vicinal.retrieval.index.remote.engine_url import is_engine_url
+from vicinal.serving.limits import Limits
+from vicinal.serving.problems import Problem
+from vicinal.utils.arrays import Floats
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.index import Index
+
+
+class Store(ABC):
+    """The index of a service, open within a `with` block, which any number of threads read.
+
+    What the index is as a whole, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
+    answer.
+
+    Args:
+        place: of the index, for messages.
+        name: of the index, which clients see.
+        limits: of the service.
+        read_only: whether nothing is added or deleted.
+        refiner: the refiner that the index was built with, if any.
+
+    Attributes:
+        engine: `folder`, `postgresql` or `milvus`.
+        images: the folder where images of added items are kept; None: they are not kept.
+    """
+
+    engine = "folder"
+    images: Path | None = None
+
+    def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
+        self.place, self.name, self.limits = place, name, limits or Limits()
+        self.read_only, self.refiner = read_only, refiner
+        self._stop = threading.Event()
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what was begun."""
+
+    @property
+    @abstractmethod
+    def index(self) -> Any:
+        """What is searched; an :class:`~vicinal.retrieval.index.interface.ImageIndex` with a method `without`."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of items; of a database, as it was some seconds ago."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the index can be searched now."""
+        return True
+
+    @property
+    def num_unsaved(self) -> int:
+        """The number of changes that are not in the index itself yet."""
+        return 0
+
+    # changes
+
+    @abstractmethod
+    def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
+        """Add an item; its id comes when it cannot be lost any more.
+
+        Args:
+            vectors: float32 [1, dim].
+            columns: its values of columns.
+            path: of its image.
+            key: by which the request may be repeated.
+
+        Raises:
+            Problem: too many wait, or the service only reads.
+        """
+
+    @abstractmethod
+    def delete(self, ids: Sequence[int]) -> Future[list[int]]:
+        """Delete items; the ids of those that there were come when it is certain.
+
+        Raises:
+            Problem: as :meth:`add`.
+        """
+
+    @abstractmethod
+    def added_with(self, key: str) -> list[int] | None:
+        """The ids of what was added with a key; None if that is not known."""
+
+    def check_writable(self) -> None:
+        """Raise a Problem if nothing can be added or deleted."""
+        if self.read_only:
+            raise Problem(405, "this service only reads the index", {"Allow": "GET"})
+        if self._stop.is_set():
+            raise Problem(503, "the service stops", {"Retry-After": "5"})
+
+    # rows
+
+    @abstractmethod
+    def record(self, number: int) -> dict[str, Any] | None:
+        """The columns of an item; None if there is none of this id."""
+
+    @abstractmethod
+    def query_vector(self, number: int) -> Floats | None:
+        """The vector of an item as a query, float32 [dim]; None if there is none of this id."""
+
+    @abstractmethod
+    def column_facts(self) -> list[dict[str, Any]]:
+        """The name, type and, if they are known to be few, distinct values of each column."""
+
+    def image_file(self, path: str) -> Path:
+        """The file of an image."""
+        return Path(path)
+
+
+def open_store(
+    place: str | Path, limits: Limits, read_only: bool = False, refiner: Any = None, index: Index | None = None
+) -> Store:
+    """The store of an index by its folder or URL.
+
+    Raises:
+        InputError: the URL is wrong.
+    """
+    if is_engine_url(str(place)):
+        from vicinal.serving.remote_store import RemoteStore
+
+        return RemoteStore(str(place), limits, read_only, refiner)
+    from vicinal.serving.folder_store import FolderStore
+
+    return FolderStore(place, limits, read_only, refiner, index)

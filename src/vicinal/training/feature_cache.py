@@ -1,0 +1,329 @@
+"""Pooled features on disk: every image is passed once through a backbone that is not trained."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from vicinal import __version__
+from vicinal.data import ImageDataset, Table
+from vicinal.data.batches.image_dataset import UnreadableImageError
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, map_pixels, row_batches
+from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.embedding_files import open_npy
+from vicinal.data.images.transforms import ImageTransform
+from vicinal.models import Embedder
+from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval_mode, used_precision
+from vicinal.models.saving import hash_tensors
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import listed, log, track
+from vicinal.utils.errors import InputError, unreadable
+from vicinal.utils.files import hold_lock, write_bytes
+
+FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
+TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
+LOCK_SECONDS = 7 * 24 * 3600
+NUM_DIGITS = 16
+
+FeatureDtype = Literal["float32", "float16"]
+
+
+@dataclass(frozen=True)
+class FeatureKey:
+    """What the features in a cache depend on.
+
+    Args:
+        model: fingerprint of backbone, pooling, transform and precision.
+        images: digest of paths, sizes and modification times of the images.
+        num_images: their number.
+        dim: dimension of the features.
+        dtype: type of the stored numbers.
+        version: that of Vicinal, which reads and transforms the images.
+    """
+
+    model: str
+    images: str
+    num_images: int
+    dim: int
+    dtype: FeatureDtype
+    version: str = __version__
+
+    @property
+    def name(self) -> str:
+        """The name of the cache's folder."""
+        return _digest(asdict(self))
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """The pooled features of images.
+
+    Args:
+        vectors: [n, d], a memory map of a file.
+        rows: the row of each image, by its path and box; images that cannot be read have none.
+        key: what the features depend on.
+    """
+
+    vectors: Values
+    rows: dict[str, int]
+    key: FeatureKey
+
+
+class FeatureDataset(ImageDataset):
+    """The images of a table whose features are cached; those that could not be read are left out.
+
+    Args:
+        table: a table of such images.
+        transform: the transform with which they were embedded.
+        features: the features of these images, and perhaps of others.
+
+    Raises:
+        InputError: none of the images could be read.
+    """
+
+    def __init__(self, table: Table, transform: ImageTransform, features: CachedFeatures) -> None:
+        rows = np.array([features.rows.get(key, -1) for key in table.image_keys], dtype=np.int64)
+        if (rows < 0).all():
+            raise InputError(f"none of the {len(rows)} images can be read; the first is {table.paths[0]}")
+        super().__init__(table if (rows >= 0).all() else table.take(np.flatnonzero(rows >= 0)), transform)
+        self._features, self._rows = features.vectors, rows[rows >= 0]
+
+    def subset(self, rows: Integers) -> Self:
+        part = super().subset(rows)
+        part._rows = self._rows[rows]
+        return part
+
+    def features(self, rows: Any) -> Tensor:
+        """The features of rows of the table, float32 [len(rows), d]."""
+        return torch.from_numpy(np.asarray(self._features[self._rows[rows]], dtype=np.float32))
+
+
+def cached_features(
+    embedder: Embedder,
+    table: Table,
+    folder: str | Path,
+    *,
+    dtype: FeatureDtype = "float32",
+    precision: Precision = "auto",
+    batch_size: int = 64,
+    num_workers: int = 0,
+    on_error: OnError = "raise",
+) -> CachedFeatures:
+    """The pooled features of a table's images, from the cache or, once, from the images.
+
+    They do not depend on the head of the model. Work that was interrupted or killed is continued, and one process
+    writes a cache at a time.
+
+    Args:
+        embedder: the model, with its backbone and pooling.
+        table: the images; an image that it has several times is embedded once.
+        folder: the folder of all caches, with one folder per model and list of images.
+        dtype: type of the stored numbers; float16 halves the file.
+        precision: as in :meth:`Embedder.embed`.
+        batch_size: images per forward pass.
+        num_workers: processes that read images.
+        on_error: raise an error at an image that cannot be read, or skip it.
+
+    Raises:
+        InputError: an image cannot be read, features are not finite, the disk has no room for them, or the folder
+            cannot be written or holds the cache of another model.
+    """
+    distinct = _distinct(table)
+    used = used_precision(precision, next(embedder.backbone.parameters()).device)
+    model = feature_fingerprint(embedder, used)
+    key = FeatureKey(model, _images_digest(distinct), len(distinct), int(embedder.num_features), dtype)
+    cache, images = Path(folder) / key.name, ImageDataset(distinct, embedder.transform)
+    with _write_errors(cache):
+        if not (cache / FEATURES).exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            with hold_lock(cache / LOCK, LOCK_SECONDS, f"compute the features in {cache}"):
+                if not (cache / FEATURES).exists():
+                    log(f"computing the features of {len(distinct):,} images once, into {cache}")
+                    _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error))
+    return _open(cache, key, images, on_error)
+
+
+def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
+    """A short hash of all that the pooled features of an image depend on, but the image."""
+    config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
+    transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
+    digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
+    for part in (embedder.backbone, embedder.pooling):
+        hash_tensors(digest, part.state_dict())
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _images_digest(table: Table) -> str:
+    """A short hash of the files, whose content is taken to be the same as long as size and time are."""
+    digest = hashlib.sha256()
+    for path, key in zip(table.paths, table.image_keys, strict=True):
+        try:
+            status = os.stat(path)
+            digest.update(f"{key}\0{status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        except (OSError, ValueError):  # reading the image says what is wrong
+            digest.update(f"{key}\0missing\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:NUM_DIGITS]
+
+
+def _distinct(table: Table) -> Table:
+    """One row for each image of a table, in the order of their names, whatever that of the table is."""
+    rows = {key: row for row, key in enumerate(table.image_keys)}
+    columns = [column for column in ("path", *BOX_COLUMNS) if table.has(column)]
+    return Table(table.frame[columns].iloc[[rows[key] for key in sorted(rows)]])
+
+
+def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
+    """The rows of images that could not be read, in a cache that must be that of the key."""
+    try:
+        info = json.loads((cache / INFO).read_bytes())
+        skipped = [int(row) for row in info.pop("skipped")]
+    except OSError as error:
+        raise InputError(f"{unreadable(cache / INFO, error)}; delete {cache}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"{cache / INFO}: does not describe a cache of features; delete {cache}") from None
+    if info != asdict(key):
+        found = info.get("model")
+        raise InputError(f"{cache}: is a cache of another model or other images ({found}, not {key.model}); delete it")
+    return skipped
+
+
+def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
+    """Append the features of the images that are still missing; the file gets its name when it is complete."""
+    images, batch_size = features.images, features.batch_size
+    header, row_bytes = _npy_header((len(images), key.dim), key.dtype), key.dim * np.dtype(key.dtype).itemsize
+    with open(cache / PARTIAL, "a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        # Whole batches, so that all are those of an uninterrupted pass, and their features the same to the last bit.
+        done = max(0, size - len(header)) // row_bytes // batch_size * batch_size
+        file.truncate(len(header) + done * row_bytes if done else 0)
+        _check_space(cache, len(images), len(header) + (len(images) - done) * row_bytes)
+        if done:
+            log(f"the features of {done:,} images are there already")
+        else:
+            file.write(header)
+        for values, readable in features.batches(done):
+            with np.errstate(over="ignore"):  # a number too large for float16 becomes infinite
+                values = values.astype(key.dtype)
+            _check_finite(values, readable, images.table.paths[done : done + len(values)])
+            done += len(values)
+            file.write(values.tobytes())
+            file.flush()
+        os.fsync(file.fileno())
+    skipped = np.flatnonzero(np.isnan(open_npy(cache / PARTIAL)[:, 0])).tolist()
+    write_bytes(cache / INFO, json.dumps({**asdict(key), "skipped": skipped}).encode())
+    os.replace(cache / PARTIAL, cache / FEATURES)
+
+
+def _check_finite(values: Values, readable: npt.NDArray[np.bool_], paths: list[str]) -> None:
+    invalid = np.flatnonzero(readable & ~np.isfinite(values).all(axis=1))
+    if len(invalid):
+        hint = "; try feature_dtype float32" if values.dtype == np.float16 else ""
+        raise InputError(f"the features of {paths[invalid[0]]} are not finite{hint}")
+
+
+def _check_space(cache: Path, num_images: int, num_bytes: int) -> None:
+    free = shutil.disk_usage(cache).free
+    if num_bytes > free:
+        needed = f"the features of {num_images:,} images need {num_bytes / 1e9:,.3g} GB"
+        room = f"{free / 1e9:,.3g} GB are free"
+        raise InputError(f"{cache}: {needed}, and {room}; choose another folder by feature_cache")
+
+
+def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
+    buffer = io.BytesIO()
+    described = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, described)
+    return buffer.getvalue()
+
+
+def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError) -> CachedFeatures:
+    skipped = _read_skipped(cache, key)
+    try:
+        vectors = open_npy(cache / FEATURES)
+    except InputError as error:
+        raise InputError(f"{error}; delete {cache}") from None
+    if vectors.shape != (len(images), key.dim) or vectors.dtype != key.dtype:
+        expected = f"it must be {key.dtype} {[len(images), key.dim]}"
+        raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
+    if skipped and on_error == "raise":
+        raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
+    if skipped:
+        log(f"left out {len(skipped):,} of {len(images):,} images that cannot be read:")
+        for line in listed([images.table.paths[row] for row in skipped]):
+            log(line)
+    left_out, rows = {*skipped}, {image: row for row, image in enumerate(images.table.image_keys)}
+    return CachedFeatures(vectors, {image: row for image, row in rows.items() if row not in left_out}, key)
+
+
+@contextmanager
+def _write_errors(cache: Path) -> Iterator[None]:
+    """Turn errors of writing into an InputError; what was written is kept."""
+    try:
+        yield
+    except OSError as error:
+        reason = "no room on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise InputError(f"{cache}: cannot be written ({reason}); choose another folder by feature_cache") from error
+
+
+Values = npt.NDArray[np.floating]
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class FeaturePass:
+    """A pass of images through backbone and pooling.
+
+    Args:
+        embedder: the model.
+        images: the images.
+        precision: as in :meth:`Embedder.embed`.
+        batch_size: images per forward pass.
+        num_workers: processes that read images.
+        on_error: raise an error at an image that cannot be read, or give it features that are NaN.
+    """
+
+    embedder: Embedder
+    images: ImageDataset
+    precision: Precision = "auto"
+    batch_size: int = 64
+    num_workers: int = 0
+    on_error: OnError = "raise"
+
+    def batches(self, start: int) -> Iterator[tuple[Values, npt.NDArray[np.bool_]]]:
+        """The features of batches of images from row `start` on, float32 [b, d], and which could be read, bool [b]."""
+        device = next(self.embedder.backbone.parameters()).device
+        rows = row_batches(self.images, range(start, len(self.images)), self.batch_size)
+        batches, used = PixelBatches(self.images, rows), used_precision(self.precision, device)
+
+        def features(pixels: Tensor) -> Floats:
+            with torch.inference_mode(), autocast_to(used, device):
+                return self.embedder.pooled_features(pixels.to(device, non_blocking=True)).float().cpu().numpy()
+
+        with eval_mode(self.embedder):
+            mapped = map_pixels(features, batches, device, self.num_workers, self.embedder.is_thread_safe)
+            for some, batch in zip(rows, track(mapped, "features", total=len(batches)), strict=True):
+                found, errors = (all_readable(batch), {}) if self.on_error == "raise" else batch
+                readable = np.array([row not in errors for row in some])
+                values = np.full((len(some), self.embedder.num_features), np.nan, dtype=np.float32)
+                if len(found):
+                    values[readable] = found
+                yield values, readable

@@ -1,1 +1,0 @@
-"""Training of a head on frozen features, which are computed once."""

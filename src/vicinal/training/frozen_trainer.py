@@ -1,0 +1,154 @@
+"""Training of a head on frozen features, which are computed once for every image and then read from a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from vicinal.data import Table
+from vicinal.data.benchmarks.cache import cache_folder
+from vicinal.models import Embedder
+from vicinal.models.execution import Precision, UsedPrecision, eval_mode
+from vicinal.training.base_trainer import Batch
+from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
+from vicinal.training.recipes.recipe import Recipe
+from vicinal.training.trainer import Trainer
+from vicinal.training.training_data import num_workers
+from vicinal.training.training_module import TrainingModule
+from vicinal.utils.arrays import Floats
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
+
+IMAGES_PER_PASS = 64
+FEATURES_PER_PASS = 8192
+
+
+class FrozenTrainer(Trainer):
+    """Trains the head of an embedder by a recipe with `features: frozen`.
+
+    The backbone and the pooling stay outside of the module that is trained, and come back when the model is saved: no
+    checkpoint holds them, and no device but for the one pass over the images.
+
+    Args:
+        recipe: all settings.
+        table: images, labels and splits.
+        run: the run's folder; training resumes from a checkpoint in it.
+    """
+
+    def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
+        _check_frozen_model(recipe.model)
+        super().__init__(recipe, table, run)
+
+    def _new_module(self, training: Table) -> TrainingModule:
+        module = super()._new_module(training)
+        module.micro_batch_size = None  # it is for the images
+        self.backbone, self.pooling = module.embedder.backbone, module.embedder.pooling
+        for embedder in module.embedders:
+            _remove_backbone(embedder)
+        return module
+
+    def _zero_shot_model(self) -> Embedder:
+        """The head that leaves features as they are; with the backbone where the model is saved."""
+        embedder = super()._zero_shot_model()
+        if isinstance(self.embedder.backbone, nn.Identity):
+            _remove_backbone(embedder)
+        return embedder
+
+    @contextmanager
+    def _whole_embedder(self) -> Iterator[Embedder]:
+        """The embedder with its backbone and pooling, for a block."""
+        self.embedder.backbone, self.embedder.pooling = self.backbone, self.pooling
+        try:
+            yield self.embedder
+        finally:
+            _remove_backbone(self.embedder)
+
+    @cached_property
+    def features(self) -> CachedFeatures:
+        """The features of the images for training and validation."""
+        settings, device = self.settings, self.engine.fabric.device
+        used = self.table.frame["split"].isin(["train", "val"]).to_numpy()
+        with self._whole_embedder() as embedder:
+            embedder.to(device)
+            features = cached_features(
+                embedder,
+                self.table.take(np.flatnonzero(used)),
+                settings.feature_cache or Path(cache_folder()) / "features",
+                dtype=settings.feature_dtype,
+                precision=cast(Precision, settings.precision.removesuffix("-mixed")),
+                batch_size=settings.micro_batch_size or IMAGES_PER_PASS,
+                num_workers=num_workers(settings.data),
+                on_error=settings.data.on_error,
+            )
+        self.backbone.cpu(), self.pooling.cpu()
+        return features
+
+    @cached_property
+    def _feature_model(self) -> str:
+        """The fingerprint of what makes the features, whatever decodes the images: a run may go on without its GPU."""
+        with self._whole_embedder() as embedder:
+            return feature_fingerprint(embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed")))
+
+    def _dataset(self, table: Table) -> FeatureDataset:
+        return FeatureDataset(table, self.settings.transform, self.features)
+
+    def _load_batches(self, plan: list[list[int]], start: int) -> Generator[Batch, None, None]:
+        images = cast(FeatureDataset, self.images)
+        labels = torch.from_numpy(images.table.labels)
+        for batch in plan[start:]:
+            rows = torch.tensor(batch)
+            yield {"images": images.features(batch), "labels": labels[rows], "rows": rows}
+
+    def _on_epoch_start(self) -> None:
+        self.module.train()
+        self.bare_module.start_epoch(self.progress.epoch)
+
+    def _embed_rows(self, images: Any, embedder: Embedder, rows: range) -> Floats:
+        return embed_features(embedder, images, self.engine.fabric.device, rows)
+
+    @property
+    def _test_batch_size(self) -> int:
+        return FEATURES_PER_PASS
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {**super()._extra_state(), "features": self._feature_model}
+
+    def _load_extra_state(self, state: dict[str, Any]) -> None:
+        super()._load_extra_state(state)
+        own, model = state["features"], self._feature_model
+        if own != model:
+            found = f"was trained on features of the model {own}"
+            raise InputError(f"{self.run.path}: {found}, and the recipe's is {model}")
+
+    def _write_model(self, metrics: Mapping[str, float]) -> None:
+        with self._whole_embedder():
+            super()._write_model(metrics)
+
+
+def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device, rows: range) -> Floats:
+    """The embeddings of rows of images by the head of an embedder, from their cached features, float32 [rows, dim]."""
+    with eval_mode(embedder), torch.inference_mode():
+        parts = [
+            embedder(images.features(rows[start : start + FEATURES_PER_PASS]).to(device)).cpu()
+            for start in range(0, len(rows), FEATURES_PER_PASS)
+        ]
+    return torch.cat([torch.empty(0, embedder.dim), *parts]).numpy()
+
+
+def _remove_backbone(embedder: Embedder) -> None:
+    embedder.backbone, embedder.pooling = nn.Identity(), nn.Identity()
+
+
+def _check_frozen_model(model: Mapping[str, Any]) -> None:
+    """Raise InputError if arguments of the model leave nothing to train, or would train more than its head."""
+    if model["learned_p"]:
+        raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
+    if model["dim"] is None and model["norm"] != "layer_affine":
+        raise InputError("model.dim = null must be a number with features = frozen: there is no head to train")

@@ -1,1 +1,0 @@
-"""Training of context refiners, on embeddings."""

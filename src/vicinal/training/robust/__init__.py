@@ -1,1 +1,0 @@
-"""Training with noisy labels: PRISM, co-teaching and forward correction."""

@@ -1,0 +1,288 @@
+"""Training with noisy labels: samples whose labels are probably noisy are left out, by PRISM or by co-teaching."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.losses import Loss
+from vicinal.models import Embedder
+from vicinal.similarity.embeddings import normalize
+from vicinal.similarity.pair_source import PairSource
+from vicinal.training.class_centers import class_predictor
+from vicinal.training.training_module import TrainingModule
+from vicinal.utils import distributed
+
+
+class PrismSelector(nn.Module):
+    """Selects the samples of a batch whose labels are probably clean, by a memory of past samples.
+
+    The probability that sample x belongs to its class y is a softmax over classes of the mean similarity to the
+    entries of each class in the memory,
+
+        p = exp(x v_y) / sum_j exp(x v_j),   v_j the mean of the unit embeddings of class j in the memory.
+
+    Samples are selected whose p is above a threshold: the quantile of p at `noise_rate` within a batch, averaged over
+    the last `window` batches (the paper's smooth top-R). A sample whose class has no entry yet is selected. Only
+    selected samples are put into the memory, a queue.
+
+    Reference: Liu et al., "Noise-resistant Deep Metric Learning with Ranking-based Instance Selection", CVPR 2021,
+    Section 3.
+
+    Args:
+        noise_rate: assumed fraction of noisy labels, from 0 to below 1.
+        memory_size: number of entries of the memory.
+        window: number of batches over which the threshold is averaged.
+
+    Attributes:
+        active: whether samples are left out; if not, all are selected, and the memory fills.
+
+    Example:
+        >>> prism = PrismSelector(noise_rate=0.25, memory_size=100, window=1)
+        >>> x, labels = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.1]]), torch.tensor([0, 0, 1, 1])
+        >>> prism(x[:3], labels[:3])  # the memory is empty
+        tensor([True, True, True])
+        >>> prism(x, labels)  # the last one looks like class 0
+        tensor([ True,  True,  True, False])
+    """
+
+    def __init__(self, noise_rate: float, memory_size: int, window: int) -> None:
+        super().__init__()
+        self.noise_rate, self.memory_size, self.window = noise_rate, memory_size, window
+        self.active = True
+        # A ring buffer: its entries, and the position of the next one. Labels are on the CPU, so that the host need not
+        # wait for a GPU to know the classes.
+        self.embeddings: Tensor | None = None
+        self.labels: Tensor | None = None
+        self.next_position = 0
+        self.quantiles: list[Tensor] = []
+
+    @torch.no_grad()
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The selected samples of embeddings [n, d] with labels int [n]; then they enter the memory.
+
+        Returns:
+            bool [n], on the CPU.
+        """
+        unit, labels = normalize(embeddings.float()), labels.cpu()
+        if self.embeddings is not None:  # that of a checkpoint is on the CPU
+            self.embeddings = self.embeddings.to(unit.device)
+        if self.active and self.noise_rate > 0 and self.embeddings is not None:
+            selected = self._probably_clean(unit, labels).cpu()
+        else:
+            selected = torch.ones_like(labels, dtype=torch.bool)
+        if self.training:
+            rows = selected.nonzero()[:, 0]
+            self._remember(unit[rows.to(unit.device, non_blocking=True)], labels[rows])
+        return selected
+
+    def _probably_clean(self, unit: Tensor, labels: Tensor) -> Tensor:
+        assert self.embeddings is not None
+        assert self.labels is not None
+
+        def moved(numbers: Tensor) -> Tensor:
+            return numbers.to(unit.device, non_blocking=True)
+
+        known, positions = torch.unique(self.labels, return_inverse=True)
+        means = unit.new_zeros(len(known), unit.shape[1]).index_add_(0, moved(positions), self.embeddings)
+        means /= moved(positions.bincount(minlength=len(known)))[:, None]
+        own = torch.searchsorted(known, labels).clamp_max(len(known) - 1)
+        is_known = known[own] == labels
+        similarity = unit @ means.T
+        log_probability = similarity.gather(1, moved(own)[:, None])[:, 0] - similarity.logsumexp(dim=1)
+        probability = log_probability.exp().double()
+        if is_known.any():
+            quantile = probability[moved(is_known.nonzero()[:, 0])].quantile(self.noise_rate)
+            self.quantiles = [*self.quantiles, quantile][-self.window :]
+        if not self.quantiles:
+            return torch.ones_like(is_known)
+        threshold = torch.stack([moved(each) for each in self.quantiles]).mean()
+        return moved(~is_known) | (probability >= threshold)
+
+    def _remember(self, unit: Tensor, labels: Tensor) -> None:
+        unit, labels = unit[-self.memory_size :], labels[-self.memory_size :]
+        if self.embeddings is None or self.labels is None:
+            self.embeddings, self.labels = unit[:0], labels[:0]
+        room = self.memory_size - len(self.embeddings)
+        if room > 0:  # the ring buffer still grows
+            self.embeddings = torch.cat([self.embeddings, unit[:room]])
+            self.labels = torch.cat([self.labels, labels[:room]])
+            unit, labels = unit[room:], labels[room:]
+        positions = (self.next_position + torch.arange(len(unit))) % self.memory_size
+        self.embeddings[positions.to(unit.device, non_blocking=True)], self.labels[positions] = unit, labels
+        self.next_position = (self.next_position + len(unit)) % self.memory_size
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The memory and the last quantiles, for a checkpoint."""
+        return {name: getattr(self, name) for name in ("embeddings", "labels", "next_position", "quantiles")}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore the state of :meth:`get_extra_state`."""
+        for name, value in state.items():
+            setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
+
+
+class PrismModule(TrainingModule):
+    """A training module whose loss is computed on the samples that PRISM selects.
+
+    Args:
+        embedder: the model.
+        loss: the loss.
+        selector: selects the samples.
+        warmup_epochs: number of epochs before any samples are left out.
+        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        loss: Loss,
+        selector: PrismSelector,
+        *,
+        warmup_epochs: int,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(embedder, loss, micro_batch_size)
+        self.selector, self.warmup_epochs = selector, warmup_epochs
+
+    def start_epoch(self, epoch: int) -> None:
+        self.selector.active = epoch >= self.warmup_epochs
+
+    def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
+        own = self._embed(self.embedder, images, augmentation)
+        # Every process computes the loss of all selected samples: their numbers may differ between processes.
+        embeddings, labels = distributed.all_gather_labeled(own, labels)
+        selected = self.selector(embeddings.detach(), labels)
+        self.selected = selected.chunk(distributed.world_size())[distributed.rank()]
+        rows = selected.nonzero()[:, 0]
+        chosen = labels[rows.to(labels.device)].to(own.device, non_blocking=True)
+        return self.loss.parts(PairSource.from_batch(embeddings[rows.to(own.device, non_blocking=True)], chosen))
+
+
+class CoTeachingModule(TrainingModule):
+    """Two models with a loss each. In every batch, each selects the samples of smallest loss to train the other.
+
+    The selected fraction falls from 1 to 1 - noise_rate over the first epochs: 1 - noise_rate min(epoch / warmup, 1).
+    The run saves the first of the two models. A step takes twice the time.
+
+    Reference: Han et al., "Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy Labels", NeurIPS
+    2018, Algorithm 1.
+
+    Args:
+        embedder: the first model.
+        loss: its loss.
+        peer: the second model.
+        peer_loss: its loss.
+        noise_rate: assumed fraction of noisy labels, the paper's tau.
+        warmup_epochs: number of epochs until the fraction 1 - noise_rate is reached, the paper's T_k.
+        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        loss: Loss,
+        peer: Embedder,
+        peer_loss: Loss,
+        *,
+        noise_rate: float,
+        warmup_epochs: int,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(embedder, loss, micro_batch_size)
+        self.peer, self.peer_loss = peer, peer_loss
+        self.noise_rate, self.warmup_epochs = noise_rate, warmup_epochs
+        self.peer.normalize_in_training = self.embedder.normalize_in_training
+        self.selected_fraction = 1.0
+
+    @property
+    def embedders(self) -> list[Embedder]:
+        return [self.embedder, self.peer]
+
+    @property
+    def losses(self) -> list[Loss]:
+        return [self.loss, self.peer_loss]
+
+    def start_epoch(self, epoch: int) -> None:
+        progress = min(epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
+        self.selected_fraction = 1 - self.noise_rate * progress
+
+    def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
+        own = [self._embed(model, images, augmentation) for model in self.embedders]
+        first, labels = distributed.all_gather_labeled(own[0], labels.to(own[0].device, non_blocking=True))
+        batches = [first, *(distributed.all_gather(embeddings) for embeddings in own[1:])]
+        detached = [batch.detach() for batch in batches]
+        candidates = self._candidates(detached)
+        easy = [
+            self._easiest(loss, batch, labels, candidates) for loss, batch in zip(self.losses, detached, strict=True)
+        ]
+        selected = torch.zeros_like(labels, dtype=torch.bool).index_fill_(0, easy[1], True)
+        self.selected = selected.chunk(distributed.world_size())[distributed.rank()]
+        terms = self.loss.parts(PairSource.from_batch(batches[0][easy[1]], labels[easy[1]]))
+        peer_terms = self.peer_loss.parts(PairSource.from_batch(batches[1][easy[0]], labels[easy[0]]))
+        return {**terms, **{f"{name} (peer)": value for name, value in peer_terms.items()}}
+
+    def _candidates(self, batches: list[Tensor]) -> Tensor | None:
+        """The samples that may be selected, bool [n], given the embeddings of both models; None: all."""
+        return None
+
+    def _easiest(self, loss: Loss, embeddings: Tensor, labels: Tensor, candidates: Tensor | None) -> Tensor:
+        """The rows of the candidates of smallest loss, ascending."""
+        values, total = loss.anchor_values(PairSource.from_batch(embeddings, labels)), len(labels)
+        if candidates is not None:
+            values, total = values.masked_fill(~candidates, math.inf), int(candidates.sum())
+        number = max(min(1, total), round(self.selected_fraction * total))
+        return values.argsort(stable=True)[:number].sort().values
+
+
+class CoTeachingPlusModule(CoTeachingModule):
+    """Co-teaching in which only samples that the two models classify differently can be selected.
+
+    In every batch B, with the predicted class c(x) of largest probability,
+
+        B' = { x in B : c_1(x) != c_2(x) },
+
+    each model selects the fraction 1 - noise_rate min(epoch / warmup, 1) of B' with the smallest loss, at least one
+    sample, to train the other. Models that learn the same samples would become the same; these stay different. If B' is
+    empty, the batch trains neither.
+
+    Reference: Yu et al., "How does Disagreement Help Generalization against Label Corruption?", ICML 2019, Algorithm 1.
+    Its published code begins with some epochs of co-teaching, 20 of 200 for CIFAR-10.
+
+    Args:
+        embedder: the first model.
+        loss: its loss, with class probabilities.
+        peer: the second model.
+        peer_loss: its loss.
+        noise_rate: as for :class:`CoTeachingModule`.
+        warmup_epochs: as there.
+        co_teaching_epochs: number of first epochs in which all samples can be selected.
+        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
+
+    Raises:
+        InputError: not exactly one part of the loss has class probabilities.
+    """
+
+    def __init__(
+        self, embedder: Embedder, loss: Loss, peer: Embedder, peer_loss: Loss, *, co_teaching_epochs: int, **more: Any
+    ) -> None:
+        super().__init__(embedder, loss, peer, peer_loss, **more)
+        self.predictors = [class_predictor(each, "sample_selection.method = co-teaching+") for each in self.losses]
+        self.co_teaching_epochs = co_teaching_epochs
+        self.selects_all = co_teaching_epochs > 0
+
+    def start_epoch(self, epoch: int) -> None:
+        super().start_epoch(epoch)
+        self.selects_all = epoch < self.co_teaching_epochs
+
+    def _candidates(self, batches: list[Tensor]) -> Tensor | None:
+        if self.selects_all:
+            return super()._candidates(batches)
+        first, second = (
+            predictor.class_logits(batch).argmax(dim=1)
+            for predictor, batch in zip(self.predictors, batches, strict=True)
+        )
+        return first != second
