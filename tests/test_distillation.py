@@ -9,15 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from tests.conftest import free_port
 from tests.losses import references
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.gradients import assert_near
 from tests.losses.miner_references import multi_similarity as mined
+from tests.processes import run_groups
 from tests.training.interruption import interrupt_in_step
 from vicinal import distillation
 from vicinal.data import ImageTransform
@@ -376,9 +374,7 @@ def process_step(make, mine: slice) -> list[Tensor]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    port = free_port()
-    mp.spawn(_process, (port, tmp_path), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = run_groups(_process, (2,), tmp_path)[2]
     for name, make in PROCESS_LOSSES.items():
         expected = process_step(make, slice(None))
         together = [torch.cat(parts) / 2 for parts in zip(first[name][:2], second[name][:2], strict=True)]
@@ -391,10 +387,6 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         )
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _process(rank: int, _: int) -> dict[str, list[Tensor]]:
     mine = slice(rank * 6, rank * 6 + 6)
-    torch.save({name: process_step(make, mine) for name, make in PROCESS_LOSSES.items()}, folder / f"{rank}.pt")
-    distributed.barrier()
-    dist.destroy_process_group()
+    return {name: process_step(make, mine) for name, make in PROCESS_LOSSES.items()}

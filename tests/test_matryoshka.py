@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
-from tests.conftest import free_port
 from tests.losses import center_cases, every_loss
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
+from tests.processes import run_groups
 from vicinal import matryoshka
 from vicinal.distillation import S2SD
 from vicinal.losses import (
@@ -254,8 +252,7 @@ def test_compiles_whole(name: str, make: Callable[[], Loss]) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    mp.spawn(_process, (free_port(), tmp_path), nprocs=2)
-    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    halves = run_groups(_process, (2,), tmp_path)[2]
     for kind, _ in MANY:
         for name in ("shuffled", "zero vector"):
             (value, by_x, *_), (value_2, by_x_2, *_) = (half[kind, name] for half in halves)
@@ -269,9 +266,7 @@ def _seeded(kind: str) -> Loss:
     return Matryoshka(dict(MANY)[kind](), [2, 5]).double()
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _process(rank: int, _: int) -> dict[tuple[str, str], list[Tensor]]:
     results = {}
     for kind, _ in MANY:
         for name in ("shuffled", "zero vector"):
@@ -282,9 +277,7 @@ def _process(rank: int, port: int, folder: Path) -> None:
                 return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
 
             results[kind, name] = value_and_gradients(of_mine, Batch(x[mine], labels[mine]))
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.mark.parametrize(

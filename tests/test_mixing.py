@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from scipy.stats import kstest
 from torch import Tensor
 
-from tests.conftest import free_port
 from tests.losses import references
 from tests.losses.allocations import largest_allocation
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches, realistic_batch
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import assert_near, value_and_gradients
+from tests.processes import run_groups
 from vicinal.losses import (
     BinomialDevianceLoss,
     BlackboxAPLoss,
@@ -135,8 +133,7 @@ def test_equal_to_the_formula_of_built_embeddings(case: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("virtual_per_class", [None, 1, 2, 5])
-@pytest.mark.parametrize("tile_rows", [1, 5, 100])
+@pytest.mark.parametrize(("tile_rows", "virtual_per_class"), [(1, None), (5, 1), (1, 2), (100, 5), (5, None)])
 def test_in_tiles_equal_to_the_whole(tile_rows: int, virtual_per_class: int | None) -> None:
     for kind in (RecallAtKLoss, SmoothAPLoss, NTXentLoss, HistogramLoss, TripletLoss):
         for name in ("unequal classes", "many classes", "references around the batch", "references beside the batch"):
@@ -574,9 +571,7 @@ def steps(loss: Loss, mine: slice) -> dict[str, list[Tensor]]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    port = free_port()
-    mp.spawn(_process, (port, tmp_path), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    first, second = run_groups(_process, (2,), tmp_path)[2]
     for name, make in PROCESS_LOSSES.items():
         expected = steps(make().double(), slice(None))
         close = {"rtol": 1e-9, "atol": 1e-12, "msg": lambda text, name=name: f"{name}: {text}"}
@@ -589,10 +584,6 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         assert all(gradient.any() for gradient in together)
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _process(rank: int, _: int) -> dict[str, dict[str, list[Tensor]]]:
     mine = slice(rank * 6, rank * 6 + 6)
-    torch.save({name: steps(make().double(), mine) for name, make in PROCESS_LOSSES.items()}, folder / f"{rank}.pt")
-    distributed.barrier()
-    dist.destroy_process_group()
+    return {name: steps(make().double(), mine) for name, make in PROCESS_LOSSES.items()}

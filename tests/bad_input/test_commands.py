@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.bad_input.conftest import Files, Refused
+from tests.bad_input.conftest import Files, Refused, exit_status
 from tests.conftest import SMALL
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, load_table, save_embeddings
@@ -273,6 +273,29 @@ def test_one_class_is_warned_of(place: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.splitlines() == [
         "one.npy: only one class ('cat', 4 images): every image is a match, so the scores tell nothing about the model"
     ]
+
+
+@pytest.mark.parametrize("words", [
+    "data ~/photos --out /proc/x/t.csv",
+    "clean ~/v.parquet --out /proc/x/c.html",
+    "clean ~/v.parquet --out c.html --csv /proc/x/c.csv",
+    "report ~/v.parquet --out /proc/x/r.html",
+    "evaluate ~/v.parquet --per_query /proc/x/q.csv",
+    "calibrate ~/e.parquet --out /proc/x/c.json",
+    "whiten ~/e.parquet --out /proc/x/w.safetensors",
+    "embed ~/e.parquet --out /proc/x/v.npy",
+    "embed ~/photos --model ~/m1 --out /proc/x/v.npy",
+    "index build /proc/x/i ~/e.parquet",
+    f"train --data.source ~/photos {' '.join(SMALL)} --out /proc/x/run",
+])  # fmt: skip
+def test_a_place_that_cannot_be_written_is_one_line(words: str, good: Path, place: Path, capsys) -> None:
+    """/proc, where nobody makes files, stands in for read-only folders, which the superuser may write."""
+    status = exit_status(words.replace("~", str(good)).split())
+    errors = capsys.readouterr().err.splitlines()
+    assert status in (1, 2)
+    assert ": error: " in errors[-1]
+    assert "/proc/x" in errors[-1]
+    assert not any("Traceback" in line for line in errors)
 
 
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(good: Path, place: Path) -> None:

@@ -69,6 +69,20 @@ def test_products_of_two_activations_stay_in_float32(tmp_path: Path) -> None:
     assert not {"x", "weights"} & set(found["linear"])
 
 
+def test_the_first_and_depthwise_convolutions_stay_in_float32(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4, 5, 5]) for name in ("x0", "x4")]
+    groups = (1, 4, 1, 2)
+    weights = [onnx.numpy_helper.from_array(RNG.normal(size=(4, 4 // group, 1, 1)).astype(np.float32), f"w{number}")
+               for number, group in enumerate(groups)]  # fmt: skip
+    nodes = [helper.make_node("Conv", [f"x{number}", f"w{number}"], [f"x{number + 1}"], f"c{number}", group=group)
+             for number, group in enumerate(groups)]  # fmt: skip
+    graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
+    to_int8(tmp_path / "a.onnx", tmp_path / "b.onnx", iter([RNG.normal(size=(2, 4, 5, 5)).astype(np.float32)]))
+    found = {node.name: node.input for node in onnx.load(str(tmp_path / "b.onnx")).graph.node}
+    assert [f"w{number}" in found[f"c{number}"] for number in range(4)] == [True, True, False, False]
+
+
 def test_an_export_that_takes_two_images_only_is_refused(model: Embedder) -> None:
     settings = ExportSettings()
     graph = ExportGraph(exportable(model, settings), settings)

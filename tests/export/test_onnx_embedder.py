@@ -15,9 +15,10 @@ from PIL import Image
 from tests.export.pictures import save_pictures
 from vicinal.data import ImageTransform, Table
 from vicinal.data.images.decoding import open_image
-from vicinal.export import OnnxEmbedder, onnx_embedder
+from vicinal.export import OnnxEmbedder, onnx_embedder, open_exported
 from vicinal.models import Embedder
 from vicinal.models.inputs import _convert
+from vicinal.utils.errors import InputError
 
 TRANSFORMS = [
     ImageTransform(24, 24),
@@ -93,6 +94,17 @@ def test_what_is_missing_or_of_another_model_is_named(onnx_file: Path, tmp_path:
     (tmp_path / "model.preprocessing.json").write_text(json.dumps({**values, "fingerprint": "another"}))
     with pytest.raises(ValueError, match=r"model\.preprocessing\.json: of another model than model\.onnx"):
         OnnxEmbedder(tmp_path / "model.onnx")
+    for name, data in (("random", bytes(range(256))), ("cut", onnx_file.read_bytes()[:2000]), ("empty", b"")):
+        (tmp_path / f"{name}.onnx").write_bytes(data)
+        shutil.copy(onnx_file.with_suffix(".preprocessing.json"), tmp_path / f"{name}.preprocessing.json")
+        with pytest.raises(InputError, match=rf"{name}\.onnx"):
+            open_exported(tmp_path / f"{name}.onnx")
+    others = ("", "[]", "{}", '{"dim": 8}', "[" * 100_000, json.dumps({**values, "dim": "8", "fingerprint": []}))
+    for text in others:
+        (tmp_path / "model.preprocessing.json").write_text(text)
+        with pytest.raises(InputError, match=r"model\.(onnx|preprocessing)") as error:
+            open_exported(tmp_path / "model.onnx")
+        assert len(str(error.value).splitlines()) == 1
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"broken\.jpg: cannot be read"):
         OnnxEmbedder(onnx_file).embed([tmp_path / "broken.jpg"])

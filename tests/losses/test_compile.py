@@ -39,7 +39,13 @@ def test_a_sum_of_losses_compiles_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"conjunction": "min"}, {"theta": "sigmoid", "correct_gradient": True}], ids=str
+    "options",
+    [
+        {},
+        pytest.param({"conjunction": "min"}, marks=pytest.mark.slow),
+        pytest.param({"theta": "sigmoid", "correct_gradient": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_the_contextual_loss_compiles_whole_where_k_is_given(options: dict[str, object]) -> None:
     batch, loss = BATCHES["shuffled"], 0.8 * ContextualLoss(k=3, **options) + 0.2 * ContrastiveLoss()  # type: ignore[arg-type]

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tests.conftest import free_port
 from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.contextual_reference import TIE, contextual_similarity, loss_by_loops, loss_of_labels, loss_of_pairs
+from tests.processes import run_groups
 from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
@@ -34,7 +32,6 @@ from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
 from vicinal.similarity.mixed_pair_source import MixedPairSource
 from vicinal.similarity.pair_source import PairSource
-from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
 
@@ -227,7 +224,9 @@ def test_all_combinations_of_options(theta: str, conjunction: str, intersection:
             assert_near(ours(SAMPLES[name], **options), by_hand(SAMPLES[name], **options), message=f"{name} {options}")
 
 
-@pytest.mark.parametrize(("classes", "size"), [(13, 5), (64, 2), (43, 3), (32, 8), (128, 4)])
+@pytest.mark.parametrize(
+    ("classes", "size"), [(13, 5), (64, 2), (43, 3), (32, 8), pytest.param(128, 4, marks=pytest.mark.slow)]
+)
 def test_large_batches(classes: int, size: int) -> None:
     for spread in (0.05, 0.4, 0.8, 3.0):
         sample = clusters(classes, size, 32, spread, seed=classes)
@@ -391,21 +390,21 @@ def test_gradient_is_linear_in_the_upstream_one() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_finite_for_every_finite_input(variant: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        autocast = torch.float16 if dtype == torch.float16 else torch.bfloat16
-        for name, sample in SAMPLES.items():
-            for scale in (1e-30, 1.0, 3e38):
-                length = min(scale, torch.finfo(dtype).max)
-                x = (sample.x / sample.x.abs().max() * length).to(dtype).requires_grad_()
-                with torch.autocast("cpu", dtype=autocast):
-                    value = ContextualLoss(sample.k, **VARIANTS[variant])(x, sample.labels)
-                assert value.dtype == torch.float32
-                assert 0 <= value <= 1, f"{name} x {scale}"
-                (gradient,) = torch.autograd.grad(value, x)
-                assert gradient.dtype == dtype
-                # The true gradient grows as 1 / length: for short vectors it leaves float16, whose largest is 65504.
-                if dtype != torch.float16 or (scale >= 1 and name != "zero vector"):
-                    assert gradient.isfinite().all(), f"{name} x {scale}"
+    """Every sample at every scale, each time in the next type."""
+    dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16, torch.float32))
+    for (name, sample), scale in itertools.product(SAMPLES.items(), (1e-30, 1.0, 3e38)):
+        dtype = next(dtypes)
+        length = min(scale, torch.finfo(dtype).max)
+        x = (sample.x / sample.x.abs().max() * length).to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.float16 if dtype == torch.float16 else torch.bfloat16):
+            value = ContextualLoss(sample.k, **VARIANTS[variant])(x, sample.labels)
+        assert value.dtype == torch.float32
+        assert 0 <= value <= 1, f"{name} x {scale}"
+        (gradient,) = torch.autograd.grad(value, x)
+        assert gradient.dtype == dtype
+        # The true gradient grows as 1 / length: for short vectors it leaves float16, whose largest is 65504.
+        if dtype != torch.float16 or (scale >= 1 and name != "zero vector"):
+            assert gradient.isfinite().all(), f"{name} x {scale}, {dtype}"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -591,12 +590,12 @@ def test_sparse_matrices_give_the_same(variant: str, sparse_calls: list[int]) ->
     assert sparse_calls == [len(sample.x) for sample in SAMPLES.values() for _ in epsilons]
 
 
-@pytest.mark.parametrize("switches", itertools.product([False, True], repeat=3))
+@pytest.mark.parametrize("switches", [*itertools.product([False, True], repeat=3)])
 def test_sparse_matrices_give_the_same_for_all_options(switches: tuple[bool, ...], sparse_calls: list[int]) -> None:
     steps = dict(zip(("complement", "intersection", "expansion"), switches, strict=True))
     for detached in itertools.product([False, True], repeat=2):
         options = steps | dict(zip(("detach_sizes", "detach_expansion_size"), detached, strict=True))
-        for sample in (SAMPLES["20, k = 5"], SAMPLES["unequal classes, k odd"], clusters(64, 4, 16, 0.5, seed=8)):
+        for sample in (SAMPLES["20, k = 5"], SAMPLES["unequal classes, k odd"], clusters(32, 4, 16, 0.5, seed=8)):
             for epsilon in (0.0, 0.2, 4.0):
                 got = ours(sample, epsilon=epsilon, **options)
                 assert_near(got, by_hand(sample, epsilon=epsilon, **options), message=f"epsilon {epsilon} {options}")
@@ -728,9 +727,7 @@ SHARED = ("16, k = 4", "two classes", "duplicates", "collapsed", "rather near ea
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """The mean over two processes, each with half of the batch, is the loss of the whole; so are the gradients."""
-    port = free_port()
-    mp.spawn(_process, (port, tmp_path), nprocs=2)
-    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    halves = run_groups(_process, (2,), tmp_path)[2]
     for name, make in OVER_PROCESSES.items():
         for batch in SHARED:
             sample, loss = SAMPLES[batch], make()
@@ -740,9 +737,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
             assert_near(got, expected, message=f"{name}, {batch}")
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _process(rank: int, _: int) -> dict[tuple[str, str], Any]:
     results = {}
     for name, make in OVER_PROCESSES.items():
         for batch in SHARED:
@@ -754,6 +749,4 @@ def _process(rank: int, port: int, folder: Path) -> None:
                 return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
 
             results[name, batch] = value_and_gradient(of_mine, sample.x[mine])
-    torch.save(results, folder / f"{rank}.pt")
-    distributed.barrier()
-    dist.destroy_process_group()
+    return results

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from tests.conftest import free_port
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches
 from tests.losses.cases import CASES
 from tests.losses.gradients import value_and_gradients
+from tests.processes import run_groups
 from vicinal.losses import MarginLoss
 from vicinal.similarity.pair_source import PairSource
-from vicinal.utils import distributed
 
 BATCHES = {name: nasty_batches()[name] for name in ("shuffled", "singletons", "duplicates", "two of two classes")}
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    port = free_port()
-    mp.spawn(_process, (port, tmp_path), nprocs=2)
-    halves = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    halves = run_groups(_process, (2,), tmp_path)[2]
     for case in CASES:
         for name, batch in BATCHES.items():
             (first, *gradients), (second, *others) = (half[case, name] for half in halves)
@@ -38,9 +34,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
             )
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _process(rank: int, _: int) -> dict[tuple[str, str], Any]:
     results = {}
     for case in CASES:
         for name, batch in BATCHES.items():
@@ -55,6 +49,4 @@ def _process(rank: int, port: int, folder: Path) -> None:
             results[case, name] = value_and_gradients(
                 of_mine, Batch(batch.embeddings[mine], labels[mine]), list(loss.parameters())
             )
-    torch.save(results, folder / f"{rank}.pt")
-    distributed.barrier()
-    dist.destroy_process_group()
+    return results

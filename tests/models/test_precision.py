@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from vicinal.data import ImageTransform
-from vicinal.models import Embedder, precision
+from vicinal.models import Embedder, execution
 from vicinal.models.execution import gpu_has_bfloat16, used_precision
 from vicinal.workflows.embedding_reader import EmbeddingReader
 
 
 def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for has, expected in ((True, "bf16"), (False, "32")):
-        monkeypatch.setattr(precision, "gpu_has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(execution, "gpu_has_bfloat16", lambda has=has: has)
         assert used_precision("auto", "cuda:1") == expected
         assert used_precision("auto", torch.device("cpu")) == "32"
         assert [used_precision(given, "cuda") for given in ("32", "bf16", "16")] == ["32", "bf16", "16"]

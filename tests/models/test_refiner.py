@@ -58,19 +58,6 @@ def test_value_and_gradient_of_every_variant(dim: int, depth: int, num_heads: in
     torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(("dim", "depth", "num_heads", "k"), SHAPES)
-def test_value_and_gradient_with_absent_neighbors(dim: int, depth: int, num_heads: int, k: int) -> None:
-    refiner, mask = trained(dim, depth, num_heads), torch.arange(k) < torch.tensor([[0], [1], [2], [k], [k], [k - 1]])
-    mask[4] = torch.arange(k) % 2 == 1
-    embeddings, context = (x.requires_grad_() for x in neighborhoods(6, k, dim))
-    found = refiner.forward_intermediates(embeddings, context, mask)
-    wanted = reference(refiner, embeddings, context, mask)
-    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
-    of_ours, of_theirs = (gradients(of, refiner, embeddings, context) for of in (found, wanted))
-    torch.testing.assert_close(of_ours, of_theirs, rtol=1e-9, atol=1e-10)
-    assert not of_ours[1][~mask].any()
-
-
 def test_float32_is_the_same_to_rounding() -> None:
     refiner = trained(32, 8, 4)
     embeddings, context = neighborhoods(20, 8, 32)
@@ -208,11 +195,6 @@ def test_the_output_of_any_depth() -> None:
         assert (seen[1:] - seen[:-1]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has its own say
 
 
-def test_depth_0_is_the_embedding() -> None:
-    embeddings, context = neighborhoods(5, 4, 8)
-    torch.testing.assert_close(trained(8, 2, 2)(embeddings, context, 0), embeddings, rtol=0, atol=1e-15)
-
-
 def test_a_truncated_refiner_shares_weights_and_mode() -> None:
     refiner = trained(8, 3, 2, dropout=0.5)
     assert not refiner.truncate(2).training
@@ -224,46 +206,6 @@ def test_a_truncated_refiner_shares_weights_and_mode() -> None:
         refiner.dropout,
     )
     assert [id(p) for p in truncated.parameters()] == [id(p) for p in refiner.parameters()][:8]
-
-
-def test_the_order_of_the_context_does_not_matter() -> None:
-    refiner = trained(8, 4, 4)
-    embeddings, context = neighborhoods(40, 6, 8)
-    mask = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)) < 0.6
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
-    for given in (None, mask):
-        shuffled = None if given is None else given[:, order]
-        found = refiner(embeddings, context[:, order], mask=shuffled)
-        torch.testing.assert_close(found, refiner(embeddings, context, mask=given), rtol=0, atol=1e-13)
-        looks = refiner.attention_weights(embeddings, context[:, order], shuffled)
-        torch.testing.assert_close(looks, refiner.attention_weights(embeddings, context, given)[:, :, order])
-
-
-def test_samples_do_not_see_each_other() -> None:
-    refiner = trained(8, 4, 4)
-    embeddings, context = neighborhoods(12, 5, 8)
-    together = refiner(embeddings, context)
-    for i in range(12):
-        torch.testing.assert_close(refiner(embeddings[i : i + 1], context[i : i + 1])[0], together[i])
-
-
-@pytest.mark.parametrize("padding", [0.0, 1.0, 1e6])
-def test_absent_neighbors_change_nothing(padding: float) -> None:
-    refiner = trained(8, 4, 4)
-    embeddings, context = neighborhoods(12, 5, 8)
-    padded = torch.cat([torch.full((12, 3, 8), padding, dtype=torch.float64), context], dim=1)
-    mask = torch.tensor([False] * 3 + [True] * 5).expand(12, 8)
-    torch.testing.assert_close(refiner(embeddings, padded, mask=mask), refiner(embeddings, context))
-    looks = refiner.attention_weights(embeddings, padded, mask)
-    assert not looks[:, :, :3].any()
-    torch.testing.assert_close(looks[:, :, 3:], refiner.attention_weights(embeddings, context))
-
-
-def test_all_neighbors_present_is_the_default() -> None:
-    refiner = trained(8, 4, 4)
-    embeddings, context = neighborhoods(12, 5, 8)
-    mask = torch.ones(12, 5, dtype=torch.bool)
-    torch.testing.assert_close(refiner(embeddings, context, mask=mask), refiner(embeddings, context))
 
 
 @pytest.mark.parametrize("mode", [True, False])

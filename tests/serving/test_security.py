@@ -12,9 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.serving.service import client_of, save_index
-from vicinal.serving.fetching import Fetcher
 from vicinal.serving.problems import Problem
-from vicinal.serving.security import Access, access_for, read_token
+from vicinal.serving.security import Access, Fetcher, access_for, read_token
 from vicinal.utils.errors import InputError
 
 TOKEN = "0123456789abcdef"

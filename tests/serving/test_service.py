@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from tests.serving.service import client_of, noise, save_index, vector_list
 from tests.serving.test_store import wait_for
 from vicinal import Embedder, Index
-from vicinal.serving import added_images
 from vicinal.serving import service as module
+from vicinal.serving import store as store_module
 from vicinal.serving.bodies import ItemBody
 from vicinal.serving.service import Service
 
@@ -58,14 +58,14 @@ def test_a_client_that_hangs_up_leaves_no_image(
 ) -> None:
     folder = save_index(tmp_path)
     writes, may_go = [], threading.Event()
-    real = added_images.write_bytes
+    real = store_module.write_bytes
 
     def slow(file: Path, data: bytes) -> None:
         writes.append(file)
         assert may_go.wait(60)
         real(file, data)
 
-    monkeypatch.setattr(added_images, "write_bytes", slow)
+    monkeypatch.setattr(store_module, "write_bytes", slow)
 
     async def run() -> None:
         service: Any = Service(folder, model)

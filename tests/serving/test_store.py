@@ -18,7 +18,7 @@ import pytest
 from tests.serving.service import random_vectors, save_index
 from vicinal import Index, Table
 from vicinal.retrieval.index.database import Database
-from vicinal.serving import added_images
+from vicinal.serving import store as store_module
 from vicinal.serving.columns import ColumnKinds, frame_of
 from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
@@ -108,7 +108,7 @@ def test_images_of_deleted_items_are_removed(tmp_path: Path, monkeypatch: pytest
         assert store.delete([ids[1], 0]).result(120) == [0, ids[1]]
         wait_for(lambda: not gone.exists())
         assert kept.exists()
-    monkeypatch.setattr(added_images, "STALE_SECONDS", -1.0)
+    monkeypatch.setattr(store_module, "STALE_SECONDS", -1.0)
     with FolderStore(folder, read_only=True):
         assert left.exists()
     with FolderStore(folder):  # a killed process had not added it

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
 from tests.conftest import draw_noise
 from tests.training.runs import trainer
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
-from vicinal.training.training_data import TrainLoader
+from vicinal.training import Recipe
+from vicinal.training.training_data import TrainLoader, load_training_table
 
 EPOCHS = [[[0, 1], [2, 3], [4, 5]], [[5, 3], [1, 0]]]
 
@@ -72,3 +76,16 @@ def test_a_run_leaves_no_process(small: list[str], tmp_path: Path) -> None:
     one = trainer(small, tmp_path / "run", "--data.num_workers=1", "--data.cache=false", "--epochs=2")
     one.fit()
     assert processes() == before
+
+
+def test_a_class_of_one_image_is_warned_of_once_and_only_where_it_is_trained_on(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"path": [f"{number}.png" for number in range(9)], "label": list("aabbccddx")})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    settings, trained = Recipe.load(overrides=[f"--data.source={tmp_path / 't.csv'}"]).settings, set()
+    for seed in range(12):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            number = int("x" in load_training_table(replace(settings, seed=seed)).subset("train").classes)
+        assert ["class 'x' has one image" in str(each.message) for each in caught].count(True) == number, seed
+        trained.add(number)
+    assert trained == {0, 1}

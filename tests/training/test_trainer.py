@@ -258,7 +258,7 @@ def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: py
     run_log = logs.RunLog(RunFolder(tmp_path), step=0, epoch=0)
     run_log.step(1, 0.5, {"loss": 2.0})
     run_log.close()
-    assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2.0")
+    assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2")
     assert not (tmp_path / "tensorboard").exists()
 
 

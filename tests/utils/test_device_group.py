@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.conftest import free_port
 from tests.pretend_device import NAME, on_device, pretend_device
-from tests.utils.test_distributed import free_port
 from vicinal.utils import distributed
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.processes import run_groups
 from vicinal.losses import (
     BinomialDevianceLoss,
     CircleLoss,
@@ -114,18 +111,10 @@ def test_one_process_needs_no_communication() -> None:
     assert (distributed.world_size(), distributed.rank()) == (1, 0)
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes saw of every loss; starting them takes longer than all they do."""
-    folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(_process, (free_port(), str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return run_groups(_process, (2,), tmp_path_factory.mktemp("processes"))[2]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -150,9 +139,7 @@ def test_processes_agree(of_two_processes: list[dict[str, Any]]) -> None:
         assert "[6, 5]" in result["unequal"]
 
 
-def _process(rank: int, port: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def _process(rank: int, _: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, loss in LOSSES.items():
         system = System(loss())
@@ -163,9 +150,7 @@ def _process(rank: int, port: int, folder: str) -> None:
         unequal = ""
     except ValueError as error:
         unequal = str(error)
-    result |= {
+    return result | {
         "first": distributed.broadcast_object({"rank": rank}),
         "unequal": unequal,
     }
-    torch.save(result, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()

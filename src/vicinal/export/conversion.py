@@ -148,7 +148,8 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
 
     Weights are symmetric with 7 bits, one scale per output channel, since processors without VNNI (most with AVX2) add
     two products of 8 bits in 16 bits, which overflow; activations are uint8, with the range that they have on
-    the calibration images. Products of two activations, as in attention, stay in float32.
+    the calibration images. Products of two activations, as in attention, the first convolution and depthwise ones stay
+    in float32.
 
     Args:
         source: The model in float32.
@@ -173,7 +174,7 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
             CalibrationReader(model.graph.input[0].name, batches),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(WITH_WEIGHTS),
-            nodes_to_exclude=_without_weights(model),
+            nodes_to_exclude=[*_without_weights(model), *_sensitive(model)],
             per_channel=True,
             reduce_range=True,
             activation_type=QuantType.QUInt8,
@@ -204,6 +205,13 @@ def _cast_to(node: onnx.NodeProto) -> int | None:
     if node.op_type != "Cast":
         return None
     return next(attribute.i for attribute in node.attribute if attribute.name == "to")
+
+
+def _sensitive(model: onnx.ModelProto) -> list[str]:
+    """The names of the layers that lose most by 8 bits, and have few weights: the first and depthwise convolutions."""
+    shapes = {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    layers = [node for node in model.graph.node if node.op_type == "Conv"]
+    return [node.name for node in layers if node is layers[0] or shapes.get(node.input[1], (0, 0))[1] == 1]
 
 
 def _without_weights(model: onnx.ModelProto) -> list[str]:

@@ -39,7 +39,7 @@ class OnnxEmbedder:
         fingerprint: Identifies the model that was exported.
 
     Raises:
-        ValueError: A file is missing, or the two are not of one export.
+        ValueError: A file is missing or damaged, or the two are not of one export.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
@@ -48,9 +48,11 @@ class OnnxEmbedder:
         for file in (self.path, beside):
             if not file.is_file():
                 raise ValueError(f"{file}: no such file; an exported model needs {self.path.name} and {beside.name}")
-        self.preprocessing: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-        self.dim: int = self.preprocessing["dim"]
-        self.fingerprint: str = self.preprocessing["fingerprint"]
+        try:
+            self.preprocessing: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
+            self.dim, self.fingerprint = int(self.preprocessing["dim"]), str(self.preprocessing["fingerprint"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError(f"{beside}: damaged; copy it with {self.path.name} from one export") from None
         if self._start(options) != self.fingerprint:
             raise ValueError(f"{beside}: of another model than {self.path.name}; copy both files of one export")
 

@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from vicinal import __version__
-from vicinal.serving.guard import Guard
-from vicinal.serving.monitoring import Monitor
+from vicinal.serving.guard import Guard, Monitor
 from vicinal.serving.page import router as page_router
 from vicinal.serving.problems import Defects, add_problem_handlers
 from vicinal.serving.routes import router

@@ -18,11 +18,10 @@ from typing_extensions import Self
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.search import plain_records
-from vicinal.serving.added_images import ADDED, image_file, remove_unused
 from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
-from vicinal.serving.store import Store
+from vicinal.serving.store import ADDED, Store, image_file, remove_unused
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line

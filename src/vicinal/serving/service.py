@@ -14,18 +14,16 @@ from typing import Any
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
-from vicinal.serving.added_images import remove_image, write_image
 from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
 from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
 from vicinal.serving.embedders import as_image_embedder
-from vicinal.serving.fetching import Fetcher
-from vicinal.serving.guard import Load
+from vicinal.serving.guard import Load, Metrics
 from vicinal.serving.limits import Limits, check_condition
 from vicinal.serving.matches import Query, SearchOptions, search_batch, shown_columns
-from vicinal.serving.monitoring import Metrics
 from vicinal.serving.problems import Problem
-from vicinal.serving.store import open_store
+from vicinal.serving.security import Fetcher
+from vicinal.serving.store import open_store, remove_image, write_image
 from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError

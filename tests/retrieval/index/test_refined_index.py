@@ -11,7 +11,7 @@ from tests.models.refiner_reference import PAPER
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import Index, refine, search_images
-from vicinal.retrieval.index import faiss_engine, refiner_context
+from vicinal.retrieval.index import faiss_engine, index_state
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import InputError
 
@@ -60,7 +60,7 @@ def check_neighbors(matches, queries: np.ndarray, gallery: np.ndarray, ids: np.n
 @pytest.mark.parametrize("gathered", [None, 9])
 def test_search_equals_reference(monkeypatch, kind, gathered) -> None:
     if gathered:
-        monkeypatch.setattr(refiner_context, "MAX_GATHERED", gathered)  # two queries at a time
+        monkeypatch.setattr(index_state, "MAX_GATHERED", gathered)  # two queries at a time
     refiner, vectors, queries = made(), unit(60), unit(11, seed=1)
     index = Index.build(vectors, table(60), kind, refiner=refiner)
     gallery = all_refined_alone(refiner, vectors)
@@ -184,7 +184,7 @@ def test_ivfpq_keeps_unrefined_vectors(monkeypatch, tmp_path) -> None:
     np.testing.assert_allclose(index.search(queries, 5, refiner).scores, plain.scores, atol=1e-5)
     monkeypatch.setattr(faiss_engine, "MAX_EXACT", 999)
     many = UnitVectors(vectors, "vector")
-    assert refiner_context.RefinerContext.create("ivfpq", many, refiner).engine.kind == "hnsw"
+    assert index_state.RefinerContext.create("ivfpq", many, refiner).engine.kind == "hnsw"
 
 
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import Index, search_images
 from vicinal.retrieval.index import database
+from vicinal.retrieval.index.index_state import IndexState
 from vicinal.utils.errors import InputError
 
 FORK = multiprocessing.get_context("fork")
@@ -129,6 +131,27 @@ def test_a_killed_writer_releases_the_lock(tmp_path) -> None:
 def add_to(folder: Path, timeout: float) -> None:
     with Index.open(folder, timeout) as index:
         index.add(vectors(0), table("0"))
+
+
+def test_a_clock_that_jumps_costs_no_file_of_another_process(tmp_path, monkeypatch) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    add_by_python(tmp_path, 0)
+    one, other, write = Index.load(tmp_path), Index.load(tmp_path), IndexState.write_files
+    tomorrow = time.time() + 86_400
+
+    def write_slowly(state, *arguments):
+        names = write(state, *arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(IndexState, "write_files", write)
+            patch.setattr(time, "time", lambda: tomorrow)
+            other.state.fold()  # it takes the files of the first for those of a process that was killed
+        return names
+
+    monkeypatch.setattr(IndexState, "write_files", write_slowly)
+    one.state.fold()
+    monkeypatch.undo()
+    add_by_python(tmp_path, 1)
+    check_all_there(tmp_path, range(2))
 
 
 def test_waiting_is_said_once(tmp_path, capsys, monkeypatch) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from vicinal.cli.main import main
 from vicinal.data import save_embeddings
 from vicinal.retrieval import EngineUnavailableError, RemoteIndex
 from vicinal.retrieval.index.remote import remote_engine
+from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.utils.errors import InputError
 
 ROWS, DIM = 400, 64
@@ -72,14 +74,14 @@ def test_a_connection_that_is_cut_is_made_again(server: Server) -> None:
 def count_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that are written from now on."""
     written: list[int] = []
-    different = RemoteIndex._different
+    different = RemoteTable._different
 
-    def counted(index: RemoteIndex, *arguments: Any) -> Any:
-        rows = different(index, *arguments)
+    def counted(table: RemoteTable, *arguments: Any) -> Any:
+        rows = different(table, *arguments)
         written.append(len(rows))
         return rows
 
-    monkeypatch.setattr(RemoteIndex, "_different", counted)
+    monkeypatch.setattr(RemoteTable, "_different", counted)
     return written
 
 
@@ -180,6 +182,22 @@ def test_threads_share_an_index(server: Server) -> None:
         for thread in threads:
             thread.join()
         assert found == [True] * 20
+
+
+def test_two_writers_lose_nothing(server: Server) -> None:
+    vectors, table = images()
+    url = server.url(unique_table())
+    RemoteIndex.build(vectors[:2], table.take([0, 1]), url).close()
+
+    def write(rows: np.ndarray) -> None:
+        with RemoteIndex.connect(url) as index:
+            for part in np.array_split(rows, 5):
+                index.upsert(vectors[part], table.take(part))
+
+    with ThreadPoolExecutor(2) as pool:  # the middle is written by both
+        list(pool.map(write, (np.arange(250), np.arange(150, ROWS))))
+    with RemoteIndex.connect(url) as index:
+        assert is_complete(index)
 
 
 COMMAND = """

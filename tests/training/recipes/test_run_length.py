@@ -135,3 +135,29 @@ def test_a_run_without_a_length_has_enough_steps_of_the_optimizer(small: list[st
 def test_a_refiner_needs_a_length() -> None:
     with pytest.raises(InputError, match="epochs = null must be a number without max_steps"):
         RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--epochs=null"])
+
+
+def steps(small: list[str], out: Path, *more: str) -> pd.DataFrame:
+    run = train(Recipe.load(overrides=[*small, "--epochs=3", "--schedule.name=cosine", *more]), out)
+    assert run.model.is_dir()
+    return pd.read_csv(run.log).drop(columns="images/s")
+
+
+def test_the_schedule_goes_on_but_the_run_ends(small: list[str], tmp_path: Path) -> None:
+    whole, stopped = steps(small, tmp_path / "whole"), steps(small, tmp_path / "stopped", "--stop_epoch=2")
+    assert 0 < len(stopped) < len(whole)
+    pd.testing.assert_frame_equal(stopped, whole.head(len(stopped)))
+    resume(tmp_path / "stopped")
+    assert len(pd.read_csv(tmp_path / "stopped" / "log.csv")) == len(stopped)
+
+
+def test_the_earliest_end_counts() -> None:
+    assert RunLength(epochs=3, max_steps=None, stop_epoch=5).is_reached(Progress(epoch=3))
+    assert not RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=4))
+    assert RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=5))
+    assert RunLength(epochs=3, max_steps=None, stop_epoch=2).fraction(Progress(epoch=1)) == 0.5
+
+
+def test_it_stops_after_an_epoch_at_least() -> None:
+    with pytest.raises(InputError, match="stop_epoch = 0 must be at least 1"):
+        Recipe.load(overrides=["--data.source=digits", "--model.pretrained=false", "--stop_epoch=0"])

@@ -18,14 +18,13 @@ from vicinal.data.column_kinds import Kinds
 from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.building import build_state
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
+from vicinal.retrieval.index.index_state import RefinerContext
 from vicinal.retrieval.index.interface import ImageIndex, impossible_k, unknown_id
 from vicinal.retrieval.index.item_rows import ItemRows, frame_of_rows, kinds_of
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.refiner_context import RefinerContext
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
-from vicinal.retrieval.index.shared_state import SharedState
+from vicinal.retrieval.index.shared_state import SharedState, build_state
 from vicinal.retrieval.index.vector_files import Names
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.processes import Results, run_groups
-from tests.training.processes.test_processes import STILL
+from tests.training.test_processes import STILL
 from vicinal import Embedder
 from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, free_port
-from tests.training.processes.test_processes import STILL
+from tests.training.test_processes import STILL
 from vicinal.training import Recipe, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.run_folder import RunFolder
