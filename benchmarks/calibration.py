@@ -27,8 +27,8 @@ from vicinal.retrieval import Calibration
 from vicinal.retrieval.calibration import SCORE_KINDS, ScoreKind
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.calibration.calibrate import with_gallery
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.calibrate import with_gallery
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 RATES = (0.01, 0.05, 0.1)
 SELECTIONS = 20

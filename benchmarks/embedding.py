@@ -34,10 +34,10 @@ from benchmarks.images import picture
 from benchmarks.table import print_machine
 from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.pixel_batches import EmbeddedBatch
-from vicinal.data.embeddings.shard_manifest import ShardManifest
+from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
-from vicinal.workflows.embedding.shard_job import ShardJob
+from vicinal.workflows.shards import ShardJob
 
 QUARTERS = 4
 PROCESS = psutil.Process()

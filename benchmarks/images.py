@@ -29,7 +29,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from benchmarks.table import markdown_table, print_machine, print_table, take_turns
-from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
+from vicinal.data.batches.pixel_batches import PixelBatches
 from vicinal.data.images.augmentation import augment
 from vicinal.data.images.image_ops import normalized
 
@@ -72,11 +73,11 @@ def ours(folder: Path, train: bool, fast: bool) -> Callable[[], object]:
     """The batches that a run trains on, or those that embeddings are computed from, normalized as the embedder does."""
     dataset = ImageDataset(Table.from_folder(folder), ImageTransform(resize=256, fast=fast))
     plan = [list(range(len(dataset)))[start : start + BATCH_SIZE] for start in range(0, len(dataset), BATCH_SIZE)]
-    batches = TrainBatches(dataset, plan, seed=(0,)) if train else TestBatches(dataset, BATCH_SIZE)
+    training, testing = TrainBatches(dataset, plan, seed=(0,)), PixelBatches(dataset, plan)
 
     def run() -> None:
-        for number in range(len(batches)):
-            _ = normalized(batches[number]["images"], dataset.transform)
+        for number in range(len(plan)):
+            _ = normalized(training[number]["images"] if train else testing[number][0], dataset.transform)
 
     return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vicinal import ContextRefiner, Embedder, Table, evaluate
-from vicinal.data import ClassBalancedBatchSampler, ImageDataset, TestBatches, TrainBatches
+from vicinal.data import ClassBalancedBatchSampler, ImageDataset, TrainBatches
+from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
 from vicinal.data.images.image_ops import normalized
 from vicinal.losses import SmoothAPLoss
 from vicinal.models import train_last_blocks
@@ -49,14 +50,17 @@ class FeatureMaps:
         self.transform = embedder.transform
         train, val = (ImageDataset(images.subset(split), embedder.transform) for split in ("train", "val"))
         self.labels, self.val_table = train.table.labels, val.table
-        self.train, self.val = (self._maps(TestBatches(each, BATCH_SIZE)) for each in (train, val))
+        tests = [PixelBatches(each, row_batches(each, range(len(each)), BATCH_SIZE)) for each in (train, val)]
+        self.train, self.val = (self._maps(each[number][0] for number in range(len(each))) for each in tests)
         plan = [rows.tolist() for rows in np.array_split(np.arange(len(train)), len(train) // BATCH_SIZE)]
-        self.augmented = torch.stack([self._maps(TrainBatches(train, plan, (seed, copy))) for copy in range(copies)])
+        augmented = [TrainBatches(train, plan, (seed, copy)) for copy in range(copies)]
+        self.augmented = torch.stack(
+            [self._maps(each[number]["images"] for number in range(len(each))) for each in augmented]
+        )
 
     @torch.no_grad()
-    def _maps(self, batches: TestBatches | TrainBatches) -> Tensor:
-        images = (normalized(batches[number]["images"], self.transform) for number in range(len(batches)))
-        return torch.cat([self.layers(each) for each in images])
+    def _maps(self, batches: Iterable[Tensor]) -> Tensor:
+        return torch.cat([self.layers(normalized(images, self.transform)) for images in batches])
 
 
 class JointTraining:

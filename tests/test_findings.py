@@ -4,8 +4,7 @@ import pytest
 
 from benchmarks.findings.question import QUESTIONS, Question
 from vicinal.training import Recipe
-from vicinal.workflows.tuning.search_space import read_space
-from vicinal.workflows.tuning.study_recipe import override
+from vicinal.workflows.tuning.study_recipe import override, read_space
 
 NUM_CLASSES = {"omniglot": 113, "grocery": 31}  # of the training split
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))

@@ -13,7 +13,7 @@ from tests.conftest import output
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Calibration, Index
-from vicinal.workflows.calibration.calibration_places import stored_calibration
+from vicinal.workflows.calibration_places import stored_calibration
 
 
 @pytest.fixture(scope="module")

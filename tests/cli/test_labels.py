@@ -14,8 +14,8 @@ from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Index
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import load_file
 from vicinal.workflows.refine import RefinerRecipe, train_refiner
-from vicinal.workflows.sources.embedded_table import load_file
 
 LABELS = ("--labels", "y.csv", "--label_column", "kind", "--path_column", "file")
 

@@ -14,7 +14,7 @@ from vicinal.cli.main import main
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training import Recipe
-from vicinal.workflows import SweepCell, SweepResult, load_image_table
+from vicinal.workflows import Source, SweepCell, SweepResult
 from vicinal.workflows.tuning import runs, sweep, tune
 from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
@@ -51,7 +51,7 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
     for image in (working / "photos").glob("class1*/*.png"):
         image.write_bytes((working / "again" / image.parent.name / image.name).read_bytes())
     looked = json.loads(output(capsys, "tune", "--out", "study", "--replay", "--recall_at", "1", "3", "--json"))["test"]
-    table = load_image_table("study/final").subset("test")
+    table = Source("study/final").table.subset("test")
     assert table.classes == ["class1", "class10", "class11"]
     vectors = Embedder.from_pretrained("study/final/model").embed(table, progress=False)
     assert looked["metrics"] == pytest.approx(evaluate(vectors, table, [1, 3]).metrics, abs=1e-6)

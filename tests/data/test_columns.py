@@ -129,8 +129,3 @@ def test_boxes_are_numbers_or_empty() -> None:
 def test_impossible_boxes(column: str, value: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         validate_frame(pd.DataFrame(BOXES | {column: [value, ""]}), None)
-
-
-def test_a_box_outside_of_every_image() -> None:
-    with pytest.raises(InputError, match="is empty or outside"):
-        validate_frame(pd.DataFrame({"x_1": [-5.0], "y_1": [0], "x_2": [0], "y_2": [4]}), None)

@@ -107,12 +107,6 @@ def test_many_links_between_folders_are_walked_in_bounded_time(tmp_path: Path) -
     assert time.monotonic() - start < 10
 
 
-def test_a_walk_ends_where_there_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "MAX_ENTRIES", 5)
-    with pytest.raises(InputError, match=f"{tmp_path.name}: holds more than 5 files and folders; give a folder of im"):
-        Table.from_folder(fill(tmp_path, *(f"{number}/1.png" for number in range(4))))
-
-
 def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path, "cat/1.png", "cat/2.HEIC", "cat/3.heic", "cat/4.mov", "cat/notes.txt")
     assert len(Table.from_folder(tmp_path)) == 1

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vicinal.cli.main import main
 from vicinal.data import ImageTransform, Table, load_embeddings
-from vicinal.data.embeddings.embedding_files import ENGINE_KEY
+from vicinal.data.embedding_files import ENGINE_KEY
 from vicinal.data.parquet_files import read_metadata
 from vicinal.export import ExportedEmbedder
 from vicinal.export import exported_embedder as engine

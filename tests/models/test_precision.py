@@ -12,7 +12,7 @@ from PIL import Image
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, execution
 from vicinal.models.execution import gpu_has_bfloat16, used_precision
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.embedding_reader import EmbeddingReader
 
 
 def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_a_command_says_that_it_embeds_in_bfloat16(
     Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32)).save_pretrained(tmp_path / "m")
     reader = EmbeddingReader(model=str(tmp_path / "m"))
     assert reader.used_precision == "32"
-    monkeypatch.setattr("vicinal.workflows.embedding.model_options.used_precision", lambda given, device: "bf16")
+    monkeypatch.setattr("vicinal.workflows.model_options.used_precision", lambda given, device: "bf16")
     assert reader.used_precision == "bf16"
     reader.embed(str(tmp_path))
     assert "precision = bf16: embedding in bfloat16" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from vicinal.retrieval import Index
 from vicinal.retrieval.index import shared_state
 from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.sync import sync_index
 
 NUM_THREADS = 3

@@ -12,9 +12,9 @@ import pytest
 from vicinal.data import Table
 from vicinal.evaluation import open_set_scores
 from vicinal.utils.errors import InputError
-from vicinal.workflows.calibration.calibrate import calibrate_source, with_gallery
-from vicinal.workflows.calibration.calibration_settings import CalibrationSettings
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.calibrate import calibrate_source, with_gallery
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.settings import CalibrationSettings
 
 SETTINGS = CalibrationSettings(0.1, num_resamples=20)
 

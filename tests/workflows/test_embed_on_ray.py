@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ import torch
 from tests.conftest import draw_photos, free_port
 from vicinal.cli.main import main
 from vicinal.data import verify_shards
-from vicinal.data.embeddings.shard_manifest import ShardManifest
+from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard
-from vicinal.workflows.ray.ray_cluster import check_reachable
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -36,7 +33,7 @@ def deadly_hook(orders: Path) -> Callable[[], None]:
 
     def patch() -> None:  # pickled by its value, as a function of this module would make each worker import the tests
         from vicinal.data.batches.image_dataset import ImageDataset
-        from vicinal.workflows.ray.ray_stages import EmbedBlock
+        from vicinal.workflows.ray_stages import EmbedBlock
 
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -243,18 +240,3 @@ def test_without_ray_the_extra_is_named(model: str, images: Path, tmp_path: Path
     assert main([*map(str, words)]) == 2
     assert "--ray local: needs the package ray; pip install 'vicinal[ray]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_a_server_that_is_not_ray_is_told_at_once(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        server.settimeout(5)
-
-        def respond() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(answer)
-
-        pool.submit(respond)
-        with pytest.raises(InputError, match="no Ray cluster there"):
-            check_reachable(f"127.0.0.1:{server.getsockname()[1]}")

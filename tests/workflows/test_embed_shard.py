@@ -22,13 +22,13 @@ from tests.conftest import draw_photos, output
 from vicinal.cli.main import main
 from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
 from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.embeddings.embedding_files import read_own_images
-from vicinal.data.embeddings.shard_manifest import ShardManifest
+from vicinal.data.embedding_files import read_own_images
+from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import hold_lock
 from vicinal.workflows import EmbeddingReader, embed_shard
-from vicinal.workflows.embedding.shard_job import LOCK
+from vicinal.workflows.shards import LOCK
 
 NUM_SHARDS, PART_SIZE = 3, 3
 MANIFEST = ShardManifest(1, 3, "photos", 24, "0" * 64, "0123abcd", "32", "skip", PART_SIZE)
@@ -204,8 +204,6 @@ def test_missing_overlapping_and_foreign_shards_are_refused(shards: Path) -> Non
     for key, value, message in (
         ("model", "4567", "shard 1/3 was embedded with model .*, not 4567 as shard 2/3"),
         ("rows_sha256", "f" * 64, "shard 1/3 was embedded with .*, not .*SHA-256 ffffffff"),
-        ("num_shards", 10**9, "more shards or parts than there are"),
-        ("num_rows", 10**40, "a number of the wrong type or size"),
         ("parts", [{}], "not the manifest of a shard of embeddings"),
     ):
         manifest.write_text(json.dumps({**json.loads(content), key: value}))

@@ -17,7 +17,7 @@ import pytest
 
 from vicinal import Index, Table
 from vicinal.data import save_embeddings
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.embedding_reader import EmbeddingReader
 
 ROWS, DIM = 100_000, 512  # 205 MB
 FREE = 150 * 2**20  # that may be allocated, for tables and scores

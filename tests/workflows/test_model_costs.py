@@ -21,7 +21,7 @@ from vicinal.data import ImageDataset, Table, load_embeddings
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, embedder
 from vicinal.utils.run_folder import TrainingCost
-from vicinal.workflows.embedding import model_options
+from vicinal.workflows import model_options
 from vicinal.workflows.model_costs import kind_of_training, timed
 
 RECIPES = {

@@ -14,8 +14,8 @@ from vicinal.training.checkpoint import save_checkpoint
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
 from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
+from vicinal.workflows.settings import EmbeddingOptions
 
 
 def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from vicinal.data import Table
 from vicinal.data.groups import with_groups
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.series import series_fraction, warn_of_series
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
 
 
 def photos(series_noise: float) -> EmbeddedTable:

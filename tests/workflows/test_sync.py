@@ -16,7 +16,7 @@ from vicinal.data import Table
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.retrieval import Index
 from vicinal.workflows import sync as module
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.sync import Changes, compare_files, sync_index
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from vicinal.training import Recipe
 from vicinal.utils.errors import InputError
-from vicinal.workflows.tuning.search_space import Range, plain_space, read_space
-from vicinal.workflows.tuning.study_recipe import StudyRecipe
+from vicinal.workflows.tuning.study_recipe import Range, StudyRecipe, plain_space, read_space
 
 SPACE: dict[str, Any] = {
     "optimizer.lr": {"log": [1e-5, 1e-3]},

@@ -24,13 +24,13 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 
 def add_calibrate(parser: Parser) -> None:
     """Add the flags of `vicinal calibrate`."""
-    from vicinal.workflows.calibration.calibration_settings import CalibrationSettings
+    from vicinal.workflows.settings import CalibrationSettings
 
     parser.add_argument("source", help=f"{SOURCE}, with labels; with --images: a model. Its split val, if it has one")
     parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {IMAGES}. The source is then a "
@@ -51,13 +51,13 @@ def add_calibrate(parser: Parser) -> None:
 
 def calibrate(arguments: Arguments) -> None:
     """Choose a threshold for "match or none", by how many queries of unknown classes may be accepted."""
-    from vicinal.workflows.calibration.calibration_settings import CalibrationSettings
+    from vicinal.workflows.settings import CalibrationSettings
 
     settings = read_settings(CalibrationSettings, arguments)
     _check(arguments)
     from vicinal.data.groups import with_groups
-    from vicinal.workflows.calibration.calibrate import calibrate_source
-    from vicinal.workflows.calibration.calibration_places import CalibrationPlaces, model_folder
+    from vicinal.workflows.calibrate import calibrate_source
+    from vicinal.workflows.calibration_places import CalibrationPlaces, model_folder
     from vicinal.workflows.series import warn_of_series
 
     source, model = arguments.source, getattr(arguments, "model", None)
@@ -81,9 +81,9 @@ def calibrate(arguments: Arguments) -> None:
 
 def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable:
     """The embeddings of all images of a gallery; those that are embedded already are taken as they are."""
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.source import Source
 
-    kind = source_kind(gallery)
+    kind = Source(gallery).kind
     options: dict[str, Any] = {"where": None, "labels": None, "query_gallery_only": False, "model": model}
     if kind in ("embeddings", "index"):
         options |= {"model": None, "weights": None, "pooling": None, "scales": None, "max_size": None}

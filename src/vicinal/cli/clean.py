@@ -23,7 +23,7 @@ SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
 
 def add_clean(parser: Parser) -> None:
     """Add the flags of `vicinal clean`."""
-    from vicinal.workflows.clean_settings import CleanSettings
+    from vicinal.workflows.settings import CleanSettings
 
     parser.add_argument("source", help=f"{SOURCE}. Labels are optional")
     parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
@@ -43,7 +43,7 @@ def add_clean(parser: Parser) -> None:
 
 def clean(arguments: Arguments) -> None:
     """Find broken files, duplicates, label errors, outliers and more, and write a page to look through."""
-    from vicinal.workflows.clean_settings import CleanSettings
+    from vicinal.workflows.settings import CleanSettings
 
     check_source(arguments.source)
     _check_files_to_write(arguments)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
-from vicinal.data.benchmarks.names import BENCHMARKS
+from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 

@@ -124,20 +124,20 @@ def _check_combination(arguments: Arguments) -> None:
 def _embed_shard(arguments: Arguments) -> None:
     """Embed one shard of a source, here or on a Ray cluster."""
     if arguments.ray is not None:
-        from vicinal.workflows.ray.ray_cluster import check_reachable
+        from vicinal.workflows.ray_job import check_reachable
 
         check_reachable(arguments.ray)
     from vicinal.utils.console import counted
-    from vicinal.workflows.embedding.shard_job import PART_SIZE
+    from vicinal.workflows.shards import PART_SIZE
 
     reader, (shard, num_shards) = read_embedding(arguments), arguments.shard or (1, 1)
     what, part_size = (reader, arguments.source, arguments.out), arguments.part_size or PART_SIZE
     if arguments.ray is None:
-        from vicinal.workflows.embedding.embed_shard import embed_shard
+        from vicinal.workflows.shards import embed_shard
 
         done = embed_shard(*what, shard, num_shards, arguments.split, part_size)
     else:
-        from vicinal.workflows.ray.embed_on_ray import embed_on_ray
+        from vicinal.workflows.ray_job import embed_on_ray
 
         done = embed_on_ray(*what, arguments.ray, shard, num_shards, arguments.split, part_size)
     numbers = f"{counted(done.num_embeddings, 'embedding')} in {counted(len(done.parts), 'part')}"

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Reranking
-    from vicinal.workflows.evaluation_settings import EvaluationSettings
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.settings import EvaluationSettings
 
 
 def add_evaluate(parser: Parser) -> None:
     """Add the flags of `vicinal evaluate`."""
-    from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.settings import EvaluationSettings
 
     _add_sources(parser)
     combined = parser.add_mutually_exclusive_group()
@@ -79,7 +79,7 @@ def add_evaluate(parser: Parser) -> None:
 
 def add_report(parser: Parser) -> None:
     """Add the flags of `vicinal report`."""
-    from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.settings import EvaluationSettings
 
     _add_sources(parser)
     parser.add_argument("--out", metavar="PAGE", help="the page (default: report.html in the run, or else here)")
@@ -110,7 +110,7 @@ def evaluate(arguments: Arguments) -> None:
 
     if needs_processes(arguments.devices):
         return run_in_processes(arguments.words, arguments.devices)
-    from vicinal.workflows.processes import join_processes
+    from vicinal.workflows.evaluate import join_processes
 
     join_processes(arguments.devices)
     _evaluate(arguments, divided=True)
@@ -179,7 +179,7 @@ def _add_refinement(parser: Parser) -> None:
 
 
 def _settings(arguments: Arguments) -> EvaluationSettings:
-    from vicinal.workflows.evaluation_settings import EvaluationSettings
+    from vicinal.workflows.settings import EvaluationSettings
 
     intervals = None if arguments.intervals == "none" else arguments.intervals
     settings = read_settings(EvaluationSettings, arguments, intervals=intervals)
@@ -258,7 +258,7 @@ def _check_sources(arguments: Arguments) -> None:
 
 def _check_division(arguments: Arguments) -> None:
     """Raise InputError if several processes cannot divide what is asked for."""
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.source import Source
 
     if (arguments.devices or 1) > (os.cpu_count() or 1):
         raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
@@ -267,7 +267,7 @@ def _check_division(arguments: Arguments) -> None:
         if getattr(arguments, option, None):
             raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")
     for name in [arguments.images] if arguments.images is not None else arguments.sources:
-        if source_kind(name) not in ("embeddings", "index"):
+        if not Source(name).is_stored:
             raise InputError(
                 f"--devices divides the evaluation of stored embeddings, and {name} holds images; write their "
                 "embeddings to a file first: vicinal embed"
@@ -277,13 +277,13 @@ def _check_division(arguments: Arguments) -> None:
 def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
     """Name -> embeddings of every source."""
     from vicinal.data.groups import with_groups
-    from vicinal.workflows.sources.several_sources import embed_several
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.embedding_reader import embed_several
+    from vicinal.workflows.source import Source
 
     given = vars(arguments)
     measure = len(arguments.sources) > 1 and not given.get("average")
     reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure, mapped=mapped)
-    if arguments.images is not None and source_kind(arguments.images) == "embeddings":
+    if arguments.images is not None and Source(arguments.images).kind == "embeddings":
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,

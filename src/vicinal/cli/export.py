@@ -23,7 +23,7 @@ OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label
 def add_export(parser: Parser) -> None:
     """Add the flags of `vicinal export`."""
     from vicinal.export.settings import ExportSettings
-    from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
+    from vicinal.workflows.settings import EmbeddingOptions
 
     parser.add_argument(
         "source", help="a run, a model folder, a model on the Hugging Face Hub, or a backbone such as timm/resnet50"
@@ -69,8 +69,8 @@ def export(arguments: Arguments) -> None:
     check_folder(arguments.refiner)
     check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
     from vicinal.export.settings import ExportSettings
+    from vicinal.workflows.embedding_reader import EmbeddingReader
     from vicinal.workflows.export import export_source
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
 
     settings = read_settings(ExportSettings, arguments)
     report = export_source(

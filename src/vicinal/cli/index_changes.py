@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex, Index, RemoteIndex
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 
 def build_index(arguments: Arguments) -> None:
@@ -62,7 +62,7 @@ def _new_index(
         index = Index.build(embedded.vectors, table, refiner=refiner, folder=folder, **options)
     index.root = _root(arguments)
     if "model" in index.made_with:
-        from vicinal.workflows.calibration.calibration_places import stored_calibration
+        from vicinal.workflows.calibration_places import stored_calibration
 
         index.calibration = stored_calibration(index.made_with["model"], index.fingerprint())
     return index
@@ -80,9 +80,9 @@ def _root(arguments: Arguments) -> str | None:
 
 def _is_of_images(source: str) -> bool:
     """Whether a source is embedded here, and holds no embeddings."""
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.source import Source
 
-    return source_kind(source) in ("run", "image", "images")
+    return Source(source).has_images
 
 
 def _reader(arguments: Arguments) -> tuple[EmbeddingReader, ContextRefiner | None]:

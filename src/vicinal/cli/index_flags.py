@@ -15,8 +15,8 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import ImageIndex
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 
 def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:
@@ -27,11 +27,10 @@ def made_with(arguments: Arguments, source: str, engine: str | None = None) -> d
     """
     from vicinal.data.columns import COLUMN_FLAGS
     from vicinal.retrieval.index.made_with import FLAGS
-    from vicinal.workflows.sources.columns import columns_of_run
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.source import Source, columns_of_run
 
     values = {**{name: getattr(arguments, name, None) for name in FLAGS}, "engine": engine}
-    if values["model"] is None and source_kind(source) == "run":
+    if values["model"] is None and Source(source).kind == "run":
         values["model"] = source
     for name, column in columns_of_run(values["model"]).items():
         if column != COLUMN_FLAGS[name]:
@@ -102,9 +101,9 @@ def check_models(
 
 def are_images(sources: Sequence[str]) -> bool:
     """Whether all sources are images without a model of their own."""
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.workflows.source import Source
 
-    return all(source_kind(source) in ("image", "images") for source in sources)
+    return all(Source(source).kind in ("image", "images") for source in sources)
 
 
 def _place(value: object) -> str:

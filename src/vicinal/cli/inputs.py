@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
-from vicinal.data.benchmarks.names import BENCHMARKS
-from vicinal.data.containers.names import split_container
+from vicinal.data.benchmarks import BENCHMARKS
+from vicinal.data.containers import split_container
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, no_such_source
 
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 IMAGES = (
     "a folder of images, with labels if it has one folder per class, a .csv or .parquet table with the columns path "
@@ -111,7 +111,7 @@ def add_groups(parser: Parser) -> None:
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
-    from vicinal.workflows.embedding.embedding_options import EmbeddingOptions
+    from vicinal.workflows.settings import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
     if split:
@@ -131,7 +131,7 @@ def add_refiner(flags: Flags, purpose: str) -> None:
 
 def read_embedding(arguments: Arguments, **options: Any) -> EmbeddingReader:
     """The reader of embedding sources, by the flags about embedding images."""
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
     return read_settings(EmbeddingReader, arguments, **options)
 
@@ -140,10 +140,10 @@ def require_labels(source: str, table: Table, purpose: str) -> None:
     """Raise InputError if the images of a source have no labels, which `purpose` needs."""
     if table.has("label"):
         return
-    from vicinal.data.embeddings.embedding_files import TABLE_SUFFIX
-    from vicinal.workflows.sources.source_kind import source_kind
+    from vicinal.data.table_files import TABLE_SUFFIX
+    from vicinal.workflows.source import Source
 
-    if source_kind(source) == "embeddings":
+    if Source(source).kind == "embeddings":
         beside = f", or in {Path(source).with_suffix(TABLE_SUFFIX)}" if source.lower().endswith(".npy") else ""
         raise InputError(f"{source} has no labels; give them with --labels FILE{beside}")
     remedy = f"a column 'label', or another named by --label_column; the columns are {', '.join(table.frame.columns)}"

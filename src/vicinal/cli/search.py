@@ -62,7 +62,7 @@ def search(arguments: Arguments) -> None:
     check_embedding(arguments)
     reranking = read_reranking(arguments)
     from vicinal.retrieval import Index, match_images, search_images
-    from vicinal.workflows.calibration.calibration_places import warn_of_larger_gallery
+    from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
     index = Index.load(arguments.index)
     reader, refiner = reader_for(index, arguments, arguments.queries, where=None)  # which is for the index

@@ -8,35 +8,31 @@ from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.data.batches.hierarchical_sampler import HierarchicalBatchSampler
-    from vicinal.data.batches.image_dataset import Batch, ImageDataset, TestBatches
+    from vicinal.data.batches.image_dataset import Batch, ImageDataset
     from vicinal.data.batches.samplers import ClassBalancedBatchSampler, RandomBatchSampler
     from vicinal.data.batches.train_batches import TrainBatches
     from vicinal.data.checks import check_trainable
     from vicinal.data.cleaning_decisions import apply_decisions
     from vicinal.data.conditions import matching_rows
     from vicinal.data.containers.listing import ListedImages
-    from vicinal.data.dataset import load_dataset
-    from vicinal.data.embeddings.embedding_files import (
+    from vicinal.data.dataset import load_dataset, use_train_list
+    from vicinal.data.embedding_files import (
         load_embeddings,
         load_labels,
         load_vectors,
         read_fingerprint,
         save_embeddings,
     )
-    from vicinal.data.embeddings.embedding_shards import EmbeddingShards, verify_shards
-    from vicinal.data.embeddings.merged_shards import merge_shards
-    from vicinal.data.folders import is_image_file
+    from vicinal.data.embedding_shards import EmbeddingShards, merge_shards, verify_shards
     from vicinal.data.images.decoding import convert_image, read_image
+    from vicinal.data.images.formats import is_image_file
     from vicinal.data.images.transforms import ImageTransform
+    from vicinal.data.label_noise import confused_labels, open_set_labels, random_labels
     from vicinal.data.loading import load_table
-    from vicinal.data.noise.add_noise import add_noise, first_classes, foreign_images
-    from vicinal.data.noise.label_noise import confused_labels, random_labels
-    from vicinal.data.noise.open_set_noise import open_set_labels
+    from vicinal.data.noise import add_noise, first_classes, foreign_images
     from vicinal.data.settings import DataSettings, NoiseSettings
-    from vicinal.data.splits.class_splits import class_folds
-    from vicinal.data.splits.split_fingerprint import split_fingerprint
-    from vicinal.data.splits.train_lists import use_train_list
-    from vicinal.data.statistics import Statistics
+    from vicinal.data.splits import class_folds
+    from vicinal.data.statistics import Statistics, split_fingerprint
     from vicinal.data.table import Table
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
@@ -55,7 +51,6 @@ __all__ = [
     "RandomBatchSampler",
     "Statistics",
     "Table",
-    "TestBatches",
     "TrainBatches",
     "add_noise",
     "apply_decisions",

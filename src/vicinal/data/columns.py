@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.column_kinds import is_unicode
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
 
@@ -25,7 +26,6 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 """The splits by what they are called, in small letters, by top folders and in containers."""
-MAX_TEXT = 4096  # characters of a path or label; longer ones are mistakes, or meant to fill the memory
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
 BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom of the part of an image that a row is
@@ -162,31 +162,15 @@ def _absolute_paths(values: pd.Series, root: str | Path | None) -> pd.Series:
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"{_row(values, position)}: path {path!r} is not text; give the name of a file")
         check_utf8(os.fspath(path), _row(values, position))
-        _check_text(os.fspath(path), "path", values, position)
         if "\0" in os.fspath(path):
             raise InputError(f"{_row(values, position)}: the path {path!r} has a null character; name a file")
     return pd.Series([os.path.normpath(os.path.join(folder, path)) for path in values], index=values.index)
 
 
-def _check_text(text: str | bytes, column: str, values: pd.Series, position: int) -> None:
-    """Raise InputError for text that is too long or that UTF-8 cannot hold, such as lone surrogates."""
-    where = _row(values, position)
-    if isinstance(text, bytes):
-        raise InputError(f"{where}: {column} {text[:80]!r} is not text; give text")
-    if len(text) > MAX_TEXT:
-        raise InputError(f"{where}: a {column} of {len(text):,} characters; give at most {MAX_TEXT:,}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: the {column} {text!r} is not Unicode text; rename it") from None
-
-
 def check_utf8(path: str, where: str) -> None:
     """Raise InputError if a file name is not UTF-8: Python decodes it to lone surrogates, which no table can hold."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: the file name {path!r} is not UTF-8; rename the file") from None
+    if not is_unicode(path):
+        raise InputError(f"{where}: the file name {path!r} is not UTF-8; rename the file")
 
 
 def _splits(values: pd.Series) -> pd.Series:
@@ -214,8 +198,8 @@ def _labels(values: pd.Series, column: str) -> pd.Series:
         return pd.Series(values.to_numpy(np.int64), index=values.index)
     objects = values.tolist()
     for position, value in enumerate(objects):
-        if isinstance(value, str):
-            _check_text(value, column, values, position)
+        if isinstance(value, str) and not is_unicode(value):
+            raise InputError(f"{_row(values, position)}: the {column} {value!r} is not Unicode text; rename it")
     if pd.api.types.is_float_dtype(values):
         objects = [int(value) if value.is_integer() else value for value in objects]
     is_text = not objects or isinstance(objects[0], str)

@@ -1,20 +1,127 @@
-"""The dataset that the settings of a recipe describe."""
+"""The dataset that the settings of a recipe describe: its table, groups, list of training images, splits and noise."""
 
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
+import pandas as pd
+
+from vicinal.data.benchmarks.lists import Row, check_distinct, class_number, read_list
 from vicinal.data.checks import check_classes
 from vicinal.data.groups import with_groups
 from vicinal.data.loading import load_table
-from vicinal.data.noise.add_noise import add_noise
+from vicinal.data.noise import add_noise
 from vicinal.data.settings import DataSettings
-from vicinal.data.splits.division import hold_out_images
-from vicinal.data.splits.train_lists import use_train_list
+from vicinal.data.splits import hold_out_images
 from vicinal.data.table import Table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+
+COPY = "_2"  # added to the name of the second of two images of one name, in the lists of Cars196
+ENDING, CLEAN_ENDING = "_train.csv", "_cleaned_train.csv"
+
+Key = tuple[str, str]
+"""The folder and the name of an image."""
+
+
+def use_train_list(table: Table, path: str | Path) -> Table:
+    r"""Replace the training split by the images of a list, with the labels that the list gives them.
+
+    The lists are those of PRISM (Liu et al., "Noise-resistant Deep Metric Learning with Ranking-based Instance
+    Selection", CVPR 2021; https://github.com/alibaba-edu/Ranking-based-Instance-Selection), such as
+    `CUB_0.5noised_train.csv`, or others of the same form: lines `<path>,<label>`, with integers as labels. A path means
+    the training image of the table with the same name in a folder of the same name, wherever the folder is. If folders
+    differ, as in copies of Cars196 without a folder per class, the n-th of the listed folders in alphabetical order is
+    the n-th class. Of two images of one name in a class, such as in `cars_train` and `cars_test`, the second is listed
+    as `<name>_2`.
+
+    The labels of the list are names of their own, `listed/<label>`, and the other splits stay as they are. If the list
+    of the clean images is beside the list, such as `CUB_0.5noised_cleaned_train.csv`, the column `noisy_label` says
+    which labels are noisy, and `label_clean` gives the label of the clean images of the same class; if there are none,
+    as in a class that was dissolved into clusters, it is `class/<label in the table>`.
+
+    Args:
+        table: A table with a training split, such as `cub`, `cars` or `sop`.
+        path: The list.
+
+    Raises:
+        InputError: The list cannot be read, names an image twice, or names images that are not in the training split.
+
+    Example:
+        >>> import tempfile
+        >>> frame = pd.DataFrame({"path": ["a/1.jpg", "a/2.jpg", "b/1.jpg"], "label": ["a", "a", "b"]})
+        >>> table = Table(frame.assign(split=["train", "train", "test"]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "list.csv").write_text("/data/images/a/1.jpg,7\n/data/images/a/2.jpg,8\n")
+        ...     use_train_list(table, f"{folder}/list.csv").frame["label"].tolist()
+        ['listed/7', 'listed/8', 'b']
+    """
+    path = Path(path)
+    rows, training = _read(path), table.subset("train")
+    positions = _positions(path, rows, training)
+    listed = training.frame.iloc[positions].assign(label=[f"listed/{label}" for _, (_, label) in rows])
+    others = table.frame[table.frame["split"] != "train"]
+    others = others.assign(label=others["label"].astype(str))
+    clean = path.with_name(path.name.removesuffix(ENDING) + CLEAN_ENDING)
+    if path.name.endswith(ENDING) and not path.name.endswith(CLEAN_ENDING) and clean.is_file():
+        is_clean = {image for _, (image, _) in _read(clean)}
+        listed["noisy_label"] = [image not in is_clean for _, (image, _) in rows]
+        listed["label_clean"] = _clean_labels(listed, training.frame["label"].iloc[positions])
+        others = others.assign(noisy_label=False, label_clean=others["label"])
+    log(f"{path}: {len(listed):,} training images in place of {len(training):,}")
+    return Table(pd.concat([listed, others], ignore_index=True))
+
+
+def _read(path: Path) -> list[Row]:
+    rows = read_list(path, (2,), separator=",")
+    check_distinct(path, rows)
+    return [(line, [image, str(class_number(label, f"{path}, line {line}"))]) for line, (image, label) in rows]
+
+
+def _positions(path: Path, rows: list[Row], training: Table) -> list[int]:
+    """The row of each listed image in the training split."""
+    listed = [_key(image) for _, (image, _) in rows]
+    index: dict[Key, list[int]] = defaultdict(list)
+    for position, key in enumerate(_keys(training, sorted({folder for folder, _ in listed}))):
+        index[key].append(position)
+    found = [_find(index, *key) for key in listed]
+    missing = [image for position, (_, (image, _)) in zip(found, rows, strict=True) if position is None]
+    if missing:
+        first = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise InputError(f"{path}: {len(missing):,} of {len(rows):,} images are not in the training split: {first}")
+    return [position for position in found if position is not None]
+
+
+def _key(image: str) -> Key:
+    path = PurePosixPath(image)
+    return path.parent.name, path.name
+
+
+def _keys(training: Table, folders: list[str]) -> list[Key]:
+    """The folder and the name of each training image; the folder that the list has for its class, if folders differ."""
+    keys = [_key(path) for path in training.paths]
+    if len(folders) == len(training.classes) and not {folder for folder, _ in keys} & set(folders):
+        return [(folders[label], name) for label, (_, name) in zip(training.labels, keys, strict=True)]
+    return keys
+
+
+def _find(index: dict[Key, list[int]], folder: str, name: str) -> int | None:
+    if (folder, name) in index:
+        return index[folder, name][0]
+    stem, dot, ending = name.rpartition(".")
+    copies = index.get((folder, stem.removesuffix(COPY) + dot + ending), []) if stem.endswith(COPY) else []
+    return copies[1] if len(copies) > 1 else None
+
+
+def _clean_labels(listed: pd.DataFrame, classes: pd.Series) -> list[str]:
+    """The label that the clean images of the same class have, for each listed image."""
+    clean = ~listed["noisy_label"]
+    of_class = dict(zip(classes[clean], listed["label"][clean], strict=True))
+    return [of_class.get(label, f"class/{label}") for label in classes]
+
 
 DEFAULT_FRACTIONS = {"train": 0.6, "val": 0.2, "test": 0.2}
 MIN_CLASSES = 4  # that these fractions divide into three splits, two of them for train

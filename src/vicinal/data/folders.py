@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,20 +10,10 @@ from pathlib import Path, PurePath
 import pandas as pd
 
 from vicinal.data.columns import SPLIT_NAMES, check_utf8
-from vicinal.data.images.heif import HEIF_NEEDS, HEIF_SUFFIXES, reads_heif
+from vicinal.data.images.formats import HEIF_NEEDS, HEIF_SUFFIXES, IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_image_file
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
 
-IMAGE_SUFFIXES = (
-    *(".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
-    *(".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp"),
-)
-
-UNREAD_SUFFIXES = (
-    *(".arw", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".ico", ".jxl", ".mov", ".mp4", ".nef", ".orf"),
-    *(".pdf", ".psd", ".raf", ".raw", ".rw2", ".svg"),
-)
-MAX_ENTRIES = 50_000_000  # of a folder and all below: several times as many as the largest datasets have
 MAX_VISITS = 16  # of one folder, by links to it
 
 
@@ -53,8 +42,7 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     of other image formats, names that are not UTF-8, and the folders without images or that cannot be listed.
 
     Raises:
-        InputError: The folder does not exist, cannot be listed or holds no image with a name in UTF-8, or holds
-            too much to be walked.
+        InputError: The folder does not exist, cannot be listed or holds no image with a name in UTF-8.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
@@ -110,33 +98,35 @@ def find_images(folder: Path) -> FoundFiles:
 
     Hidden entries are skipped. Links are followed, but to no folder that the link is in, and to no folder more than
     MAX_VISITS times.
-
-    Raises:
-        InputError: There are more than MAX_ENTRIES entries, as on a whole disk.
     """
     images: list[str] = []
     found = FoundFiles()
-    visits: Counter[str] = Counter()
     visited: list[str] = []
-    num_entries = 0
-    pending: list[tuple[str, tuple[str, ...]]] = [(os.fspath(folder), (os.path.realpath(folder),))]
-    while pending:
-        current, ancestors = pending.pop()
-        entries = _visible_entries(current, found.unlisted)
-        visited += [] if current in found.unlisted else [current]
-        for entry in entries:
-            num_entries += 1
-            if _is_folder(entry, found.unlisted):
-                target = os.path.realpath(entry.path)
-                visits[target] += 1
-                if not _is_cycle(target, ancestors) and visits[target] <= MAX_VISITS:
-                    pending.append((entry.path, (*ancestors, target)))
-            elif is_image_file(entry.name):
-                images += [entry.path] if _is_file_or_dangling_link(entry) else []
+    visits: Counter[str] = Counter()
+
+    def is_walked(parent: str, name: str) -> bool:
+        path = os.path.join(parent, name)
+        if name.startswith(".") or not os.path.islink(path):
+            return not name.startswith(".")
+        target = os.path.realpath(path)
+        visits[target] += 1
+        return visits[target] <= MAX_VISITS and not _is_cycle(target, parent)
+
+    def leave_out(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # deleted meanwhile
+            found.unlisted[os.fspath(error.filename)] = _reason(error)
+
+    for current, folders, files in os.walk(folder, onerror=leave_out, followlinks=True):
+        visited.append(current)
+        folders[:] = [name for name in folders if is_walked(current, name)]
+        for name in files:
+            path = os.path.join(current, name)
+            if name.startswith("."):
+                continue
+            if is_image_file(name):
+                images += [path] if os.path.isfile(path) or not os.path.exists(path) else []  # no pipes; dangling links
             else:
-                found.others[os.path.splitext(entry.name)[1].lower()] += 1
-        if num_entries > MAX_ENTRIES:
-            raise InputError(f"{folder}: holds more than {MAX_ENTRIES:,} files and folders; give a folder of images")
+                found.others[os.path.splitext(name)[1].lower()] += 1
     found.images = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)
     found.others = Counter(dict(sorted(found.others.items())))
     found.without_images = _without_images(folder, visited, images)
@@ -160,47 +150,14 @@ def _these(folders: list[str]) -> str:
     return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
 
 
-def _visible_entries(folder: str, unlisted: dict[str, str]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except FileNotFoundError:  # deleted meanwhile
-        return []
-    except OSError as error:
-        unlisted[folder] = _reason(error)
-        return []
-
-
-def _is_folder(entry: os.DirEntry[str], unlisted: dict[str, str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno != errno.ELOOP:  # a link to itself
-            unlisted[entry.path] = _reason(error)
-        return False
-
-
 def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _is_file_or_dangling_link(entry: os.DirEntry[str]) -> bool:
-    """False for pipes and devices, whose reading might not end. Reading a dangling link later gives a clear error."""
-    try:
-        return entry.is_file() or not os.path.exists(entry.path)
-    except OSError:  # a link to itself
-        return True
-
-
-def _is_cycle(target: str, ancestors: tuple[str, ...]) -> bool:
+def _is_cycle(target: str, parent: str) -> bool:
     """Whether a folder is or contains one of the folders on the way to it, so that walking it would not end."""
-    return any(os.path.commonpath([target, ancestor]) == target for ancestor in ancestors)
-
-
-def is_image_file(path: str | Path) -> bool:
-    """Whether the name ends like that of an image file."""
-    suffix = os.path.splitext(path)[1].lower()
-    return suffix in IMAGE_SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
+    ways = (parent, *map(str, PurePath(parent).parents))
+    return any(os.path.commonpath([target, os.path.realpath(way)]) == target for way in ways)
 
 
 def _has_split_folders(folder: Path, parents: list[tuple[str, ...]]) -> bool:

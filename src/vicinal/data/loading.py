@@ -1,20 +1,16 @@
-"""Reading a table from a folder of images, a file, a benchmark or a container."""
+"""Reading a table and its images from a folder, a file, a benchmark or a container."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vicinal.data import benchmarks
 from vicinal.data.benchmarks import BENCHMARKS
-from vicinal.data.containers import list_container, load_container
-from vicinal.data.containers.names import split_container
+from vicinal.data.containers import list_container, split_container
+from vicinal.data.containers.listing import ListedImages
 from vicinal.data.table import Table
 from vicinal.data.table_files import DIGEST_KEY, frame_digest
 from vicinal.utils.errors import InputError, no_such_source
-
-if TYPE_CHECKING:
-    from vicinal.data.containers.listing import ListedImages
 
 
 def load_table(
@@ -29,7 +25,7 @@ def load_table(
         source: A folder, a .csv or .parquet file, or the name of a benchmark, a function of
             :mod:`vicinal.data.benchmarks` such as `digits` (`./digits` is a folder of that name). Or a Hugging Face
             dataset `hf:NAME` or WebDataset shards `wds:SHARDS`, as of
-            :func:`vicinal.data.containers.load_container`. A .parquet file can hold the images themselves.
+            :func:`vicinal.data.containers.list_container`. A .parquet file can hold the images themselves.
         root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it; for
             images that are no files of their own, the folder that they are written to.
         path_column: The column of image paths, or of images; None if the table needs none.
@@ -45,25 +41,12 @@ def load_table(
         ...     load_table(f"{folder}/birds.csv").classes
         ['kiwi', 'owl']
     """
-    if isinstance(source, str) and source in BENCHMARKS:
-        return getattr(benchmarks, source)(root)
-    if split_container(source):
-        return load_container(str(source), root, path_column, label_column)
-    path = Path(source)
-    suffix = path.suffix.lower()
-    if not str(source):
-        raise InputError(no_such_source(source, BENCHMARKS))
-    if suffix in (".csv", ".parquet") and not path.is_dir():
-        read = Table.from_csv if suffix == ".csv" else _read_parquet
-        return read(path, root, path_column, label_column)
-    if not path.is_dir():
-        raise InputError(no_such_source(source, BENCHMARKS))
-    if root is not None:
-        raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
-    return Table.from_folder(path)
+    images = list_images(source, root, path_column, label_column)
+    images.write()
+    return images.table
 
 
-def list_table(
+def list_images(
     source: str | Path,
     root: str | Path | None = None,
     path_column: str | None = "path",
@@ -74,26 +57,25 @@ def list_table(
     These are the images of WebDataset shards, of a Hugging Face dataset that was saved to disk, and of a .parquet file.
     Arguments and errors are those of :func:`load_table`.
     """
-    from vicinal.data.containers.listing import ListedImages
+    if isinstance(source, str) and source in BENCHMARKS:
+        return ListedImages(getattr(benchmarks, source)(root))
+    if split_container(source):
+        return list_container(str(source), root, path_column, label_column)
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if not str(source) or (suffix not in (".csv", ".parquet") and not path.is_dir()):
+        raise InputError(no_such_source(source, BENCHMARKS))
+    if path.is_dir():
+        if root is not None:
+            raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
+        return ListedImages(Table.from_folder(path))
+    if suffix == ".csv":
+        return ListedImages(Table.from_csv(path, root, path_column, label_column))
+    from vicinal.data.containers.arrow_images import holds_images, list_parquet_images  # imports pyarrow
 
-    if not (isinstance(source, str) and source in BENCHMARKS):
-        listed = list_container(str(source), root, path_column, label_column) if split_container(source) else None
-        path = Path(source)
-        if path.suffix.lower() == ".parquet" and path.is_file():
-            from vicinal.data.containers.parquet_images import holds_images, list_parquet_images  # imports pyarrow
-
-            if holds_images(path, path_column):
-                listed = list_parquet_images(path, root, path_column, label_column)
-        if listed is not None:
-            return listed
-    return ListedImages(load_table(source, root, path_column, label_column))
-
-
-def _read_parquet(path: Path, root: str | Path | None, path_column: str | None, label_column: str | None) -> Table:
-    from vicinal.data.containers.parquet_images import holds_images, read_parquet_images  # imports pyarrow
-
-    read = read_parquet_images if holds_images(path, path_column) else Table.from_parquet
-    return read(path, root, path_column, label_column)
+    if holds_images(path, path_column):
+        return list_parquet_images(path, root, path_column, label_column)
+    return ListedImages(Table.from_parquet(path, root, path_column, label_column))
 
 
 def load_run_table(path: str | Path) -> Table:

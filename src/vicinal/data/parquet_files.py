@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -18,22 +18,19 @@ import pyarrow.parquet as pq
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
-from vicinal.utils.memory import check_memory
 
 EMBEDDING = "embedding"
+FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a schema
 BATCH_NUMBERS = 2**20  # of embeddings that are read block by block
 STREAMED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**20}  # else Arrow reads whole groups of rows
-BYTES_PER_NUMBER = 12  # of embeddings, with the copies that are made while they are read
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-MAX_ROWS, ROWS_PER_BYTE = 1_000_000, 20  # of a table: more rows than either of them allows are refused
-BYTES_PER_CELL = 100  # of a table, with the objects of Python that are made while it is checked
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """Read all columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads.
 
     Raises:
-        InputError: The file cannot be read, has no rows, or needs more memory than is available.
+        InputError: The file cannot be read, or has no rows.
     """
     frame = read_frame(path)
     if not len(frame):
@@ -44,57 +41,36 @@ def read_parquet(path: Path) -> pd.DataFrame:
 def read_frame(path: Path, content: bytes | None = None) -> pd.DataFrame:
     """Read all columns of a Parquet file but the embeddings, and any number of rows.
 
-    Columns of text are read with every text once, since a few bytes of a file can stand for a text in millions of rows.
-
     Args:
         path: The file.
         content: The bytes of the file, if they are read already.
 
     Raises:
-        InputError: The file cannot be read, or needs more memory than is available.
+        InputError: The file cannot be read.
     """
-    with open_parquet(path, content=content) as file:
-        schema, rows = file.schema_arrow, file.metadata.num_rows
-        columns = [name for name in schema.names if name != EMBEDDING]
-        _check_rows(path, rows, path.stat().st_size if content is None else len(content))
-        check_memory(BYTES_PER_CELL * num_values(file, columns), str(path))
-    if not columns:
-        return pd.DataFrame(index=range(rows))
-    texts = [name for name in columns if _is_text(schema.field(name).type)]
-    with open_parquet(path, texts, content) as file:
+    with open_parquet(path, content) as file:
+        columns = [name for name in file.schema_arrow.names if name != EMBEDDING]
+        if not columns:
+            return pd.DataFrame(index=range(file.metadata.num_rows))
         table = file.read(columns)
         table.validate(full=True)  # otherwise text that is not UTF-8 raises an error only where it is first used
-        check_memory(2 * _text_bytes(table), str(path))
-        table = table.cast(pa.schema([schema.field(name) for name in columns], schema.metadata))
         return table.to_pandas(ignore_metadata=True)
 
 
-def _check_rows(path: Path, rows: int, size: int) -> None:
-    """Raise InputError for far more rows than the bytes of a file can tell apart: each costs time."""
-    if rows > max(MAX_ROWS, ROWS_PER_BYTE * size):
-        raise InputError(
-            f"{path}: says that it has {rows:,} rows in {size / 1e6:,.3f} MB; more than {MAX_ROWS:,} rows "
-            f"need a byte per {ROWS_PER_BYTE}"
-        )
-
-
 @contextmanager
-def open_parquet(
-    path: Path, read_dictionary: Sequence[str] = (), content: bytes | None = None, **options: Any
-) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path, content: bytes | None = None, **options: Any) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file.
 
     Args:
         path: The file.
-        read_dictionary: The columns of text whose distinct texts are read, with their positions.
         content: The bytes of the file, if they are read already.
-        options: Further ones of `pyarrow.parquet.ParquetFile`.
+        options: Those of `pyarrow.parquet.ParquetFile`.
     """
     if content is None:
         check_regular_file(path)
     try:
         with path.open("rb") if content is None else BytesIO(content) as file:
-            yield pq.ParquetFile(file, read_dictionary=list(read_dictionary), **options)
+            yield pq.ParquetFile(file, **options)
     except InputError:
         raise
     except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
@@ -113,8 +89,8 @@ def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArr
     Raises:
         InputError: The file cannot be read, or holds no embeddings of one dimension.
     """
-    with open_parquet(path, content=content) as file:
-        check_memory(BYTES_PER_NUMBER * _num_embedding_values(path, file), str(path))
+    with open_parquet(path, content) as file:
+        _check_embeddings(path, file)
         return _matrix(path, file.read([EMBEDDING])[EMBEDDING].combine_chunks())
 
 
@@ -131,17 +107,17 @@ def map_embedding_column(path: Path) -> Floats:
 
     with open_parquet(path, **STREAMED) as file:
         rows = file.metadata.num_rows
-        dim = _num_embedding_values(path, file) // max(rows, 1)
+        _check_embeddings(path, file)
+        first = next(file.iter_batches(1, columns=[EMBEDDING]), None)
+        dim = 0 if first is None else _matrix(path, first.column(0)).shape[1]
         batches = file.iter_batches(max(1, BATCH_NUMBERS // max(dim, 1)), columns=[EMBEDDING], use_threads=False)
         return temporary_map((_matrix(path, batch.column(0), dim) for batch in batches), (rows, dim), str(path))
 
 
-def _num_embedding_values(path: Path, file: pq.ParquetFile) -> int:
-    """How many numbers the embeddings of a file have, if there are any."""
+def _check_embeddings(path: Path, file: pq.ParquetFile) -> None:
     names = file.schema_arrow.names
     if EMBEDDING not in names:
         raise InputError(f"{path}: no column {EMBEDDING!r}; its columns are {', '.join(names)}")
-    return num_values(file, [EMBEDDING])
 
 
 def _matrix(path: Path, column: pa.Array, dim: int | None = None) -> npt.NDArray[np.floating]:
@@ -154,31 +130,6 @@ def _matrix(path: Path, column: pa.Array, dim: int | None = None) -> npt.NDArray
     if len(lengths) > 1:
         raise InputError(f"{path}: embeddings have {min(lengths)} to {max(lengths)} dimensions; all need the same")
     return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), *lengths)
-
-
-def num_values(file: pq.ParquetFile, columns: Sequence[str]) -> int:
-    """The number of values in these columns, in lists too, that the footer of the file tells."""
-    metadata, total = file.metadata, 0
-    flat = [name for name in columns if not pa.types.is_nested(file.schema_arrow.field(name).type)]
-    for number in range(metadata.num_row_groups if flat else 0):
-        # raises an error on a damaged footer, where the reading of the numbers below would end the process
-        next(file.iter_batches(batch_size=1, row_groups=[number], columns=flat), None)
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunks = map(group.column, range(group.num_columns))
-        total += sum(each.num_values for each in chunks if each.path_in_schema.partition(".")[0] in columns)
-    return int(total)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _text_bytes(table: pa.Table) -> int:
-    """The size of all texts in columns of distinct texts, once every row holds its own."""
-    chunks = [chunk for column in table.columns for chunk in column.chunks if pa.types.is_dictionary(chunk.type)]
-    texts = [chunk for chunk in chunks if _is_text(chunk.type.value_type)]
-    sizes = (pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() for chunk in texts)
-    return sum(size or 0 for size in sizes)
 
 
 def to_arrow(path: Path, frame: pd.DataFrame) -> pa.Table:
@@ -219,3 +170,12 @@ def write_arrow(path: Path, table: pa.Table) -> None:
     buffer = BytesIO()
     pq.write_table(table, buffer)
     write_bytes(path, buffer.getvalue())
+
+
+def embedding_table(path: Path, frame: pd.DataFrame, vectors: Floats) -> pa.Table:
+    """The columns of a table and its embeddings in Arrow; errors name the file `path`."""
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    frame = frame.drop(columns=EMBEDDING, errors="ignore")
+    if not len(frame.columns):
+        return pa.table({EMBEDDING: column})
+    return to_arrow(path, frame).append_column(EMBEDDING, column)

@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vicinal.data.boxes import image_keys
+from vicinal.data.boxes import image_keys, warn_of_repeated_images
 from vicinal.data.columns import SPLITS, validate_frame
 from vicinal.data.conditions import matching_rows
 from vicinal.data.folders import read_folder
-from vicinal.data.repeated_images import warn_of_repeated_images
-from vicinal.data.splits.class_splits import Order, warn_of_shared_classes
-from vicinal.data.splits.division import divide_classes
+from vicinal.data.splits import Order, divide_classes, warn_of_shared_classes
 from vicinal.data.statistics import Statistics, compute_statistics
 from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Integers

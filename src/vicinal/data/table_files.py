@@ -17,12 +17,11 @@ import pandas as pd
 from vicinal.data.columns import BOX_COLUMNS, is_known_column, is_label_column
 from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
-from vicinal.utils.memory import check_memory
 
+TABLE_SUFFIX = ".table.csv"  # of the table beside embeddings; .csv may be a file of the user's own
 DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
 BLOCK_ROWS = 2**16  # that are objects of Python at a time
-BYTES_PER_CHARACTER = 10  # of a CSV file, with the objects of Python that are made while it is read
 CSV_ERRORS = {
     "field larger": f"a field of more than {csv.field_size_limit():,} characters; a quotation mark may be missing",
     "line contains NUL": "a null character; save the file as text",
@@ -103,7 +102,6 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _content(path: Path) -> bytes:
     check_regular_file(path)
-    check_memory(BYTES_PER_CHARACTER * path.stat().st_size, str(path))
     try:
         return path.read_bytes()
     except OSError as error:

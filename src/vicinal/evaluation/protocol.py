@@ -122,7 +122,7 @@ def count_noisy_labels(table: Table) -> tuple[int, int]:
     """The number of evaluated labels that were made noisy on purpose, and the number of evaluated labels.
 
     Noisy labels are those of the rows whose column `noisy_label` is true, as after
-    :func:`~vicinal.data.noise.label_noise.random_labels`.
+    :func:`~vicinal.data.label_noise.random_labels`.
 
     Raises:
         InputError: as :func:`query_gallery_rows`.

@@ -262,7 +262,7 @@ def _open(path: Path, engine: Format, num_images: int | None) -> ExportedEmbedde
     """Open an exported model: for many images one stream per thread, for a few all threads at once."""
     import torch
 
-    from vicinal.data.batches.map_pixels import CPU_BATCH
+    from vicinal.data.batches.pixel_batches import CPU_BATCH
 
     threads = torch.get_num_threads()
     streams = threads if num_images is not None and num_images > CPU_BATCH else 1

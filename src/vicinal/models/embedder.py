@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.batches.map_pixels import CPU_BATCH
+from vicinal.data.batches.pixel_batches import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.backbones import (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.embeddings.whitening_files import read_whitening
+from vicinal.data.whitening_files import read_whitening
 from vicinal.models.execution import unit_vectors
 from vicinal.models.model_format import MAX_DIM
 from vicinal.similarity.embeddings import at_least_float32

@@ -13,8 +13,15 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.map_pixels import CPU_BATCH, map_pixels
-from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, load_pixels, row_batches, without_unreadable
+from vicinal.data.batches.pixel_batches import (
+    CPU_BATCH,
+    PixelBatches,
+    all_readable,
+    load_pixels,
+    map_pixels,
+    row_batches,
+    without_unreadable,
+)
 from vicinal.data.images.color_profile import to_srgb
 from vicinal.data.images.decoding import convert_image
 from vicinal.data.images.image_ops import without_normalization
@@ -102,7 +109,7 @@ def embed_images(
         device: Where the function computes.
         progress: Show a progress bar.
         in_threads: Whether several threads may call the function, see
-            :func:`~vicinal.data.batches.map_pixels.map_pixels`.
+            :func:`~vicinal.data.batches.pixel_batches.map_pixels`.
 
     Returns:
         float32 [n, dim], in the order of `source`.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vicinal.data.embeddings.whitening_files import ARRAYS, read_whitening, write_whitening
+from vicinal.data.whitening_files import ARRAYS, read_whitening, write_whitening
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
 from vicinal.utils.arguments import is_integer, is_number
 from vicinal.utils.arrays import Doubles, Floats, check_not_masked

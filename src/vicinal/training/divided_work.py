@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from vicinal.data import ImageDataset
-from vicinal.data.batches.map_pixels import map_pixels
 from vicinal.data.batches.pixel_batches import (
     PixelBatches,
     Pixels,
     all_readable,
     load_pixels,
+    map_pixels,
     row_batches,
     skip_unreadable,
 )

@@ -23,10 +23,9 @@ from typing_extensions import Self
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.image_dataset import UnreadableImageError
-from vicinal.data.batches.map_pixels import map_pixels
-from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, row_batches
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, map_pixels, row_batches
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.embeddings.npy_files import open_npy
+from vicinal.data.embedding_files import open_npy
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval_mode, used_precision

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vicinal.data import ImageDataset, Table
-from vicinal.data.batches.whole_images import train_batches
+from vicinal.data.batches.train_batches import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision

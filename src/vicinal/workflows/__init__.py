@@ -5,25 +5,22 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.workflows.calibration.calibrate import calibrate_source
-    from vicinal.workflows.calibration.calibration_places import CalibrationPlaces, stored_calibration
-    from vicinal.workflows.calibration.calibration_settings import CalibrationSettings
+    from vicinal.workflows.batch_embedder import BatchEmbedder
+    from vicinal.workflows.calibrate import calibrate_source
+    from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.clean import find_problems_of_source
-    from vicinal.workflows.clean_settings import CleanSettings
-    from vicinal.workflows.embedding.batch_embedder import BatchEmbedder
-    from vicinal.workflows.embedding.embed_shard import embed_shard
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader, embed_several
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
-    from vicinal.workflows.evaluation_settings import EvaluationSettings
     from vicinal.workflows.export import export_source
     from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
     from vicinal.workflows.models import load_model, load_refiner
-    from vicinal.workflows.ray.embed_on_ray import embed_on_ray
+    from vicinal.workflows.ray_job import embed_on_ray
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
-    from vicinal.workflows.sources.embedding_reader import EmbeddingReader
-    from vicinal.workflows.sources.image_tables import load_image_table
-    from vicinal.workflows.sources.several_sources import embed_several
+    from vicinal.workflows.settings import CalibrationSettings, CleanSettings, EvaluationSettings
+    from vicinal.workflows.shards import embed_shard
+    from vicinal.workflows.source import Source
     from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
     from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
     from vicinal.workflows.tuning.tune import tune
@@ -39,6 +36,7 @@ __all__ = [
     "EvaluatedSource",
     "EvaluationSettings",
     "PretrainedModel",
+    "Source",
     "SweepCell",
     "SweepResult",
     "SweepSettings",
@@ -52,7 +50,6 @@ __all__ = [
     "evaluate_sources",
     "export_source",
     "find_problems_of_source",
-    "load_image_table",
     "load_model",
     "load_refiner",
     "measured_speed",

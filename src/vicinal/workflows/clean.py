@@ -18,9 +18,9 @@ from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.clean_settings import CleanSettings
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
-from vicinal.workflows.sources.source_kind import source_kind
+from vicinal.workflows.embedding_reader import EmbeddingReader
+from vicinal.workflows.settings import CleanSettings
+from vicinal.workflows.source import Source
 
 DEFAULT_MODEL = "timm/vit_small_patch14_dinov2.lvd142m"
 MIN_IMAGES = 2
@@ -50,7 +50,7 @@ def find_problems_of_source(
 
 
 def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: str | None) -> Findings:
-    kind = source_kind(source)
+    kind = Source(source).kind
     if kind in ("embeddings", "index"):
         embedded = reader.embed(source, split)
         if not embedded.table.has("path") and (split not in (None, "all") or reader.where is not None):
@@ -109,7 +109,7 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
     if split in (None, "all") and reader.where is None:
         return None
     whole = replace(reader, where=None, whitening=None)
-    is_stored = source_kind(source) in ("embeddings", "index")
+    is_stored = Source(source).is_stored
     with warnings.catch_warnings():  # they were shown when the selected rows were read
         warnings.simplefilter("ignore")
         table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -34,8 +35,11 @@ from vicinal.evaluation.resampling import MIN_CLASSES
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.workflows.evaluation_settings import REVISITED, VEHICLE_ID, EvaluationSettings
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.utils.launch import check_launch
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.settings import REVISITED, VEHICLE_ID, EvaluationSettings
+
+MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
 
 MakeReranking = Callable[[EmbeddedTable], Reranking]
 """Makes the re-ranking or refinement of some embeddings."""
@@ -253,3 +257,28 @@ def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:
     columns = table.frame.iloc[evaluation.query_indices].reset_index(drop=True)
     columns = columns.rename(columns={name: f"{name}_of_table" for name in evaluation.per_query})
     return pd.concat([columns, pd.DataFrame(evaluation.per_query)], axis=1)
+
+
+def join_processes(devices: int | None) -> None:
+    """Let the processes that torchrun or SLURM started exchange tensors by `torch.distributed`.
+
+    Args:
+        devices: the number of processes on each machine; None: as many as were started.
+
+    Raises:
+        InputError: a launcher started others.
+    """
+    launch = check_launch(devices, None)
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    from vicinal.training import engine
+
+    fabric = Fabric(
+        accelerator="cpu",
+        devices=launch.processes_per_node,
+        num_nodes=launch.num_nodes,
+        strategy=DDPStrategy(timeout=MAX_DIFFERENCE),
+        plugins=[engine.cluster_environment(launch)],
+    )
+    engine.join_processes(fabric)

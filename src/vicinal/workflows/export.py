@@ -13,9 +13,9 @@ from vicinal.export.settings import ExportSettings
 from vicinal.models.saving import check_hub_name, check_same_model
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.models import load_model
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
-from vicinal.workflows.sources.source_kind import source_kind
+from vicinal.workflows.source import Source
 
 if TYPE_CHECKING:
     from vicinal.export.parity import ParityReport
@@ -90,7 +90,7 @@ def _table(
     """The images of a source that was given, or else those of a split of the run, if there are any."""
     if given is not None:
         table = reader.read_table(given, split)
-    elif source_kind(source) == "run":
+    elif Source(source).kind == "run":
         table = reader.read_table(source, split or "all")
         if split is None and default not in table.splits:
             return None
@@ -127,7 +127,7 @@ def some_classes(table: Table, max_images: int, seed: int) -> Table:
 
 def _gallery(reader: EmbeddingReader, gallery: str, fingerprint: str) -> Floats:
     """The vectors of a gallery, of the model with that fingerprint."""
-    is_stored = source_kind(gallery) in ("embeddings", "index")
+    is_stored = Source(gallery).is_stored
     embedded = (EmbeddingReader() if is_stored else reader).embed(gallery)
     check_same_model(fingerprint, embedded.fingerprint, "the refiner needs", "use embeddings of the exported model")
     return embedded.vectors

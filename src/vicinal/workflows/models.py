@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from vicinal.models.refiner import ContextRefiner
-from vicinal.utils.console import condensed_retries
+from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.sources.source_kind import source_kind
+from vicinal.workflows.source import Source
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
@@ -57,17 +57,15 @@ def load_model(
     for name, value in (("pooling", pooling), ("weights", weights)):
         if value is not None:
             raise InputError(f"{path} has its own {name}; {name} is for backbones, such as --model timm/resnet50")
-    kind, run = source_kind(path), RunFolder(Path(path))
-    check_not_refiner_run(path)
-    if kind == "run" and not run.model.is_dir() and run.best.is_file():
-        from vicinal.workflows.unfinished import load_best  # loads the recipes
-
+    source, run = Source(path), RunFolder(Path(path))
+    source.check_not_refiner_run()
+    if source.kind == "run" and not run.model.is_dir() and run.best.is_file():
         return load_best(run, allow_imports)
-    if kind == "run" and not run.model.is_dir():
+    if source.kind == "run" and not run.model.is_dir():
         raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
     from vicinal.models.embedder import Embedder  # loads timm
 
-    return Embedder.from_pretrained(run.model if kind == "run" else path, allow_imports=allow_imports)
+    return Embedder.from_pretrained(run.model if source.kind == "run" else path, allow_imports=allow_imports)
 
 
 def check_backbone(model: str) -> None:
@@ -117,12 +115,6 @@ def load_refiner(path: str) -> ContextRefiner:
     return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
 
 
-def check_not_refiner_run(path: str) -> None:
-    """Raise InputError when the path is the run folder of a refiner, which embeds no images."""
-    if source_kind(path) == "refiner run":
-        raise InputError(f"{path} is the run of a refiner; give it with --refiner")
-
-
 def usable_device(name: str | None) -> str:
     """Return the device if this machine has it; None is a GPU where there is one, else the CPU.
 
@@ -138,3 +130,33 @@ def usable_device(name: str | None) -> str:
     if is_without_values:
         raise InputError(f"device {name} holds no values; use a device that computes, such as cpu or cuda")
     return name
+
+
+PREFIX = "embedder."  # of the embedder's part of a checkpoint
+
+
+def load_best(run: RunFolder, allow_imports: Sequence[str] = ()) -> Embedder:
+    """Load the embedder of a run by the checkpoint of its best evaluation.
+
+    Args:
+        run: the run, with a recipe and a checkpoint.
+        allow_imports: packages whose classes its recipe may name.
+
+    Raises:
+        InputError: the checkpoint is damaged or of another recipe, or the run trains adapters, which only a finished
+            run merges into its weights.
+    """
+    from vicinal.training.checkpoint import load_checkpoint
+    from vicinal.training.recipes.recipe import Recipe
+
+    recipe = Recipe.load(run.recipe, allow_imports=allow_imports)
+    best = load_checkpoint(run.best, "module", "epoch")
+    embedder = recipe.create_embedder()
+    state = {name.removeprefix(PREFIX): value for name, value in best["module"].items() if name.startswith(PREFIX)}
+    own = embedder.state_dict()
+    if any(name not in own or own[name].shape != value.shape for name, value in state.items()):
+        raise InputError(f"{run.best} does not fit its recipe without adapters; finish the run with: "
+                         f"vicinal train --out {run.path} --resume")  # fmt: skip
+    embedder.load_state_dict({**own, **state})
+    log(f"{run.path} is not finished: taking the weights of its best evaluation so far, after epoch {best['epoch']}")
+    return embedder.eval()

@@ -14,7 +14,7 @@ from vicinal.evaluation.verification import PairsEvaluation, evaluate_pairs
 from vicinal.retrieval.scores import UnitVectors, pair_scores
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError, one_line
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 COLUMNS = ("a", "b", "same")
 SAME = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}

@@ -11,9 +11,7 @@ import numpy as np
 
 from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.columns import named_columns
-from vicinal.data.loading import load_run_table
-from vicinal.data.splits.class_splits import shared_classes, splits_by_fraction
+from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.recipes.refiner_settings import RefinerSettings
 from vicinal.training.runs import create_trainer
@@ -22,10 +20,11 @@ from vicinal.utils.arrays import Booleans, Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.embedding.embed_processes import check_devices, embed_in_processes
+from vicinal.workflows.embed_processes import check_devices, embed_in_processes
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.models import usable_device
-from vicinal.workflows.sources.embedded_table import EmbeddedTable, load_file
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.source import Source
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a recipe
 
@@ -97,7 +96,7 @@ def resume_refiner(
 def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     assert recipe.settings.launch.launcher is None
     if run.recipe.is_file() and run.embeddings.is_file():
-        return RefinerTrainer(recipe, *_labeled(load_file(str(run.embeddings))), run)
+        return RefinerTrainer(recipe, *_labeled(Source(str(run.embeddings)).stored()), run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
     sizes = embedded.table.frame["split"].value_counts()
     validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
@@ -110,15 +109,15 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
 def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     settings = recipe.settings
     if settings.embeddings is not None:
-        columns = named_columns(vars(settings))
-        return _labeled(load_file(settings.embeddings, columns=columns, labels=settings.labels))
+        given = Source(settings.embeddings, None, settings.path_column, settings.label_column, settings.labels)
+        return _labeled(given.stored())
     check_devices(usable_device(DEVICES[settings.accelerator]), settings.devices or 1)
     source = RunFolder(Path(str(settings.run)))
     if not source.recipe.is_file():
         raise InputError(f"run = {settings.run} is not the folder of a training run: {source.recipe.name} is missing")
     if source.embeddings.is_file():
         raise InputError(f"run = {settings.run} is the run of a refiner; give that of an embedder")
-    table = load_run_table(source.table)
+    table = Source(str(source.path)).table
     if settings.embedder_fraction > 0:
         # The result does not depend on the number of processes; here there is one.
         own = Recipe.load(source.recipe, ["--devices=1", "--num_nodes=1"], recipe.allow_imports)

@@ -11,17 +11,17 @@ from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differ
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, costs_of, evaluate_sources, resampling_of
-from vicinal.workflows.evaluation_settings import EvaluationSettings
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
-from vicinal.workflows.sources.source_kind import source_kind
+from vicinal.workflows.settings import EvaluationSettings
+from vicinal.workflows.source import Source
 
 PAGE = "report.html"
 
 
 def default_page(sources: Sequence[str]) -> Path:
     """The default path of the page: in the run, if a single run is given, otherwise in the current folder."""
-    return Path(sources[0], PAGE) if len(sources) == 1 and source_kind(sources[0]) == "run" else Path(PAGE)
+    return Path(sources[0], PAGE) if len(sources) == 1 and Source(sources[0]).kind == "run" else Path(PAGE)
 
 
 def write_report(
@@ -94,7 +94,7 @@ def _evaluated_embeddings(evaluated: EvaluatedSource, embedded: EmbeddedTable) -
         embedded.vectors,
         evaluated.table,
         evaluated.final,
-        run=name if source_kind(name) == "run" else None,
+        run=name if Source(name).kind == "run" else None,
         backbone=embedded.backbone,
         num_left_out=embedded.num_left_out,
     )

@@ -12,7 +12,7 @@ from vicinal.retrieval.neighbors import nearest
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
+from vicinal.workflows.embedded_table import EmbeddedTable
 
 MAX_QUERIES = 500
 MIN_QUERIES = 20

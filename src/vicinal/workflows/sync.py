@@ -26,7 +26,7 @@ from vicinal.utils.console import log
 from vicinal.utils.files import file_digest
 
 if TYPE_CHECKING:
-    from vicinal.workflows.sources.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedded_table import EmbeddedTable
 
 BLOCK_SIZE = 4096  # images that are embedded between two saves
 NO_FILE = (-1, -1, "")

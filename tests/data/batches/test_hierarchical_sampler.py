@@ -161,21 +161,6 @@ def test_classes_of_a_large_coarse_class_meet_in_all_combinations() -> None:
     assert max(among) < 1.5 * min(among)
 
 
-def test_batches_are_a_function_of_seed_and_epoch() -> None:
-    labels, coarse = images_of([[7, 9, 11], [13, 5], [8, 8, 8]])
-
-    def batches(seed: int, epoch: int) -> list[list[int]]:
-        sampler = HierarchicalBatchSampler(labels, coarse, 8, 2, seed=seed)
-        sampler.set_epoch(epoch)
-        np.random.seed(epoch)
-        return list(sampler)
-
-    assert batches(1, 2) == batches(1, 2)
-    assert batches(1, 2) != batches(1, 3)
-    assert batches(1, 2) != batches(2, 2)
-    assert all(isinstance(row, int) for rows in batches(0, 0) for row in rows)
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 6])
 def test_processes_together_have_the_batches_of_one(world_size: int) -> None:
     labels, coarse = images_of([[9, 8, 7, 6], [5, 9, 9], [4, 4, 4, 4]])

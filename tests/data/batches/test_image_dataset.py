@@ -8,10 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
 
-from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches
-from vicinal.data.images.image_ops import Normalize
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
 from vicinal.utils.errors import InputError
 
 TRANSFORM = ImageTransform(size=12, channels=1, color_jitter=0.3, rotation=10.0)
@@ -147,24 +145,6 @@ def test_an_error_stays_one_line_when_a_loading_process_hands_it_on(table: Table
     assert "\n" not in str(caught.value)
 
 
-def test_test_batches_go_through_the_rows_in_order(table: Table) -> None:
-    dataset = ImageDataset(table, TRANSFORM)
-    batches = TestBatches(dataset, batch_size=3)
-    found = list(DataLoader(batches, batch_size=None))
-    assert [batch["rows"].tolist() for batch in found] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert torch.cat([batch["labels"] for batch in found]).tolist() == table.labels.tolist()
-    view, images = TRANSFORM.test(), torch.cat([batch["images"] for batch in found])
-    assert images.dtype == torch.uint8
-    assert torch.equal(Normalize(TRANSFORM)(images)[4], view(dataset.read(4)))
-    assert batches[-1]["rows"].tolist() == [6]
-    with pytest.raises(IndexError):
-        batches[3]
-    with pytest.raises(InputError, match="batch_size is 0"):
-        TestBatches(dataset, batch_size=0)
-
-
-def test_test_batches_need_no_labels(table: Table) -> None:
-    unlabeled = Table(table.frame[["path"]])
-    assert set(TestBatches(ImageDataset(unlabeled, TRANSFORM), 2)[0]) == {"images", "rows"}
+def test_batches_for_training_need_labels(table: Table) -> None:
     with pytest.raises(InputError, match="no column 'label'"):
-        TrainBatches(ImageDataset(unlabeled, TRANSFORM), [[0]], seed=(0,))
+        TrainBatches(ImageDataset(Table(table.frame[["path"]]), TRANSFORM), [[0]], seed=(0,))

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches
-from vicinal.data.batches.train_batches import TrainImages
-from vicinal.data.batches.whole_images import WholeTrainBatches, train_batches
+from vicinal.data import ImageDataset, ImageTransform, Table
+from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
+from vicinal.data.batches.train_batches import TrainImages, WholeTrainBatches, train_batches
 from vicinal.data.images.image_ops import Normalize
 
 SIDES = [(40, 30), (20, 60), (33, 33), (12, 9), (64, 50), (30, 90)]
@@ -108,6 +108,7 @@ def test_squares_are_one_tensor(table: Table) -> None:
 
 
 def test_in_tests_whole_images_are_batches_of_one(table: Table) -> None:
-    batches = TestBatches(ImageDataset(table, TRANSFORM), batch_size=4)
+    dataset = ImageDataset(table, TRANSFORM)
+    batches = PixelBatches(dataset, row_batches(dataset, range(6), batch_size=4))
     assert len(batches) == 6
-    assert [tuple(item["images"].shape) for item in (batches[0], batches[5])] == [(1, 3, 30, 40), (1, 3, 48, 16)]
+    assert [tuple(batches[number][0].shape) for number in (0, 5)] == [(1, 3, 30, 40), (1, 3, 48, 16)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data.benchmarks.completeness import COUNTS
+from vicinal.data.benchmarks.cache import COUNTS
 
 TRAIN, TEST, IMAGES = 6, 4, 5
 """Classes for training, classes for testing, images per class."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.data.benchmarks.published import IMAGES, TEST, TRAIN, write_cars_devkit, write_image, write_lines
 from vicinal.data.benchmarks import revisited
-from vicinal.data.benchmarks.completeness import COUNTS, Count
+from vicinal.data.benchmarks.cache import COUNTS, Count
 
 NUM_QUERIES, NUM_DISTRACTORS = 4, 3
 

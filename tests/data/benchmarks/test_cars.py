@@ -66,14 +66,7 @@ RECORD = ("car_ims/000001.jpg", 3, 2, 20, 18, 1)
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([RECORD, RECORD], r"annos\.mat, entry 2: car_ims/000001\.jpg is there twice, first in entry 1"),
         ([(*RECORD[:5], 197)], r"annos\.mat, entry 1: has the class 197; the classes are 1 to 196"),
-        ([(*RECORD[:5], 1.5)], r"annos\.mat, entry 1: '1\.5' is not an integer"),
-        (
-            [(RECORD[0], 3, 2, 3, 18, 1)],
-            r"annos\.mat, entry 1: the bounding box from \(3, 2\) to \(3, 18\) is empty or",
-        ),
-        ([(*RECORD[:5], 1.0)], "train of cars has 1 images of 1 classes, but 30 of 6 are published"),
     ],
 )
 def test_bad_records(tmp_path: Path, rows: list[tuple[object, ...]], message: str) -> None:
@@ -97,9 +90,6 @@ def test_bad_lists(tmp_path: Path) -> None:
     write_cars_class_folders(tmp_path)
     write_lines(tmp_path / "names.csv", "Model 1", "Model 2")
     with pytest.raises(InputError, match=r"anno_train\.csv: has the class 102, but names\.csv has 2 names"):
-        cars(tmp_path)
-    write_lines(tmp_path / "anno_train.csv", "00001.jpg,3,2,20,18")
-    with pytest.raises(InputError, match=r"anno_train\.csv, line 1: 5 fields where there must be 6"):
         cars(tmp_path)
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from vicinal.data import Table
-from vicinal.data.benchmarks.completeness import COUNTS, check_complete, check_images
+from vicinal.data.benchmarks.cache import COUNTS, check_complete, check_images
 from vicinal.utils.errors import InputError
 
 

@@ -61,13 +61,6 @@ def test_images_of_high_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ("50\n", "51\n", "names 51 images in its first line, but has 50; download it again"),
         ("   query\n", "   val\n", "line 33: 'val'; an image is for train, query or gallery"),
-        ("   query\n", "\n", "line 33: 2 fields where there must be 3"),
-        ("50\n", "", "line 1: 3 fields where there must be 1"),
-        (
-            "01_1_front",
-            "00_1_front",
-            "line 4: img/MEN/Denim/id_00000001/00_1_front.jpg is there twice, first in line 3",
-        ),
         ("img/MEN/Denim/id_00000001/", "MEN/Denim/", "line 3: 'MEN/Denim/00_1_front.jpg'; a name is img/<gender>/"),
     ],
 )
@@ -75,12 +68,6 @@ def test_bad_lists(folder: Path, old: str, new: str, message: str) -> None:
     text = (folder / "Eval" / LIST).read_text()
     (folder / "Eval" / LIST).write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=rf"list_eval_partition\.txt.*{message}"):
-        in_shop(folder)
-
-
-def test_a_list_without_images(folder: Path) -> None:
-    (folder / "Eval" / LIST).write_text("0\nimage_name item_id evaluation_status\n")
-    with pytest.raises(InputError, match="names no image"):
         in_shop(folder)
 
 

@@ -17,8 +17,8 @@ from tests.data.benchmarks.published_more import (
 )
 from vicinal.data import load_table
 from vicinal.data.benchmarks import mnist
-from vicinal.data.benchmarks.completeness import COUNTS
-from vicinal.data.benchmarks.idx_files import read_idx
+from vicinal.data.benchmarks.cache import COUNTS
+from vicinal.data.benchmarks.mnist import read_idx
 from vicinal.utils.errors import InputError
 
 SAME_CLASSES = pytest.mark.filterwarnings("ignore:class '0' is in the splits train and test")
@@ -103,10 +103,3 @@ def test_missing_and_damaged_files_leave_nothing_behind(tmp_path: Path, monkeypa
     with pytest.raises(InputError, match=r"the split train of mnist has 30 images of 6 classes, but 60,000 of 10 are"):
         mnist(tmp_path)
     assert not (folder / "png").exists()
-
-
-def test_a_header_of_impossible_size_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    header = b"\0\0\x08\x03" + b"\xff" * 12
-    (tmp_path / "images").write_bytes(header)
-    with pytest.raises(InputError, match=r"images: about .* GB of memory are needed"):
-        read_idx(tmp_path / "images", 3)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
+from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.utils.errors import InputError
 
 
@@ -62,14 +62,6 @@ def test_arrays_of_texts_and_of_objects_are_lists(tmp_path: Path, protocol: int)
     found = through(tmp_path, objects, protocol)
     assert found[1] == "text"
     assert found[0]["easy"].tolist() == [0, 1]
-
-
-def test_shared_values_are_converted_once(tmp_path: Path) -> None:
-    value: list[Any] = [np.arange(3)]
-    for _ in range(60):  # 2**60 values, if each were followed
-        value = [value, value]
-    found = through(tmp_path, value)
-    assert found[0] is found[1]
 
 
 def test_of_python_2(tmp_path: Path) -> None:

@@ -23,13 +23,6 @@ def test_a_benchmark_that_has_the_name_of_its_module_is_a_function() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_every_benchmark_says_what_it_is() -> None:
-    for name, text in BENCHMARKS.items():
-        assert getattr(benchmarks, name).__doc__
-        assert text
-        assert not text.endswith(".")
-
-
 def test_an_unknown_name_is_answered_with_all() -> None:
     with pytest.raises(InputError, match=r"birds: no such folder, file or benchmark; the benchmarks are") as caught:
         load_table("birds")

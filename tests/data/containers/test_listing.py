@@ -15,8 +15,8 @@ import pytest
 from tests.data.containers.pictures import encoded
 from tests.data.containers.test_webdataset import write_shard
 from vicinal.data import Table, load_table
-from vicinal.data.containers import export, webdataset
-from vicinal.data.loading import list_table
+from vicinal.data.containers import listing, webdataset
+from vicinal.data.loading import list_images
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
@@ -69,13 +69,13 @@ def contents(table: Table) -> list[bytes]:
 
 
 @pytest.mark.parametrize("make", [wds, parquet, saved])
-def test_lists_are_the_tables_of_whole_containers(
+def test_images_are_written_where_they_are_needed(
     make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(tmp_path)
     whole = load_table(source, root=tmp_path / "whole")
-    monkeypatch.setattr(export, "ROWS_PER_FRAME", 3)
-    listed = list_table(source, root=tmp_path / "listed")
+    monkeypatch.setattr(listing, "ROWS_PER_FRAME", 3)
+    listed = list_images(source, root=tmp_path / "whole" / ".." / "listed")
     without_paths = [each.frame.drop(columns="path") for each in (whole, listed.table)]
     pd.testing.assert_frame_equal(*without_paths)
     assert len(whole) == NUMBER - 2
@@ -83,14 +83,14 @@ def test_lists_are_the_tables_of_whole_containers(
     own = listed.table.paths[3:8]
     listed.write(own)
     assert [Path(path).exists() for path in listed.table.paths] == [path in own for path in listed.table.paths]
-    again = list_table(source, root=tmp_path / "listed")
+    again = list_images(source, root=tmp_path / "listed")
     again.write(again.table.paths)
     assert contents(again.table) == contents(whole)
     assert not list(Path(own[0]).parent.glob(".*"))
 
 
 def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
-    listed = list_table(wds(tmp_path), root=tmp_path)
+    listed = list_images(wds(tmp_path), root=tmp_path)
     listed.write(listed.table.paths[:4])
     lengths: list[int] = []
 
@@ -107,13 +107,6 @@ def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
     assert written.read_bytes() == encoded(0)
 
 
-def test_the_folder_of_benchmarks_may_be_named_from_another_one(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    listed = list_table(wds(tmp_path), root=tmp_path / "here" / ".." / "root")
-    listed.write(listed.table.paths)
-    assert contents(listed.table)[0] == encoded(0)
-
-
 def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     complete = [image for image in images(range(NUMBER)) if image]
     pq.write_table(pa.table({"image": complete}), tmp_path / "birds.parquet", row_group_size=4)
@@ -125,7 +118,7 @@ def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
         return original(file, *sizes, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", recorded)
-    listed = list_table(tmp_path / "birds.parquet", root=tmp_path, label_column=None)
+    listed = list_images(tmp_path / "birds.parquet", root=tmp_path, label_column=None)
     listed.write(listed.table.paths[5:7])
     assert [each for each in read if each[1][0].startswith("image.")] == [
         (None, ["image.path"]),
@@ -142,13 +135,13 @@ def test_no_image_of_a_tar_file_is_read_for_the_list(tmp_path: Path, monkeypatch
         return original(tar, member)
 
     monkeypatch.setattr(webdataset.tarfile.TarFile, "extractfile", recorded)
-    list_table(wds(tmp_path), root=tmp_path)
+    list_images(wds(tmp_path), root=tmp_path)
     assert sizes
     assert not any(sizes)
 
 
 def test_a_shard_that_shrinks_is_an_error(tmp_path: Path) -> None:
-    listed = list_table(wds(tmp_path), root=tmp_path)
+    listed = list_images(wds(tmp_path), root=tmp_path)
     for shard in tmp_path.glob("*.tar"):
         shard.write_bytes(shard.read_bytes()[:600])
     with pytest.raises(InputError, match=r"birds-train-0\.tar: has changed while it was read"):
@@ -158,17 +151,8 @@ def test_a_shard_that_shrinks_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [images(range(5)), 9 * [None]])
 def test_a_parquet_file_that_is_replaced_is_an_error(left: list[dict[str, Any] | None], tmp_path: Path) -> None:
     source = parquet(tmp_path)
-    listed = list_table(source, root=tmp_path)
+    listed = list_images(source, root=tmp_path)
     image = pa.array(left, pq.read_schema(source).field("image").type)
     pq.write_table(pa.table({"image": image, "label": labels(range(len(left)))}), source)
     with pytest.raises(InputError, match=r"\.parquet: has changed while it was read; start again$"):
         listed.write(listed.table.paths)
-
-
-def test_a_truncated_or_unlabeled_container_is_refused_like_the_whole(tmp_path: Path) -> None:
-    source = write_shard(tmp_path / "x.tar", {"a.png": encoded(0) * 9})
-    with pytest.raises(InputError, match="no labels; name the column that holds them"):
-        list_table(f"wds:{source}", root=tmp_path, label_column="species")
-    source.write_bytes(source.read_bytes()[:700])
-    with pytest.raises(InputError, match="not a tar file that can be read"):
-        list_table(f"wds:{source}", root=tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -129,25 +130,23 @@ def test_hostile_and_broken_shards(
     assert not [path for path in tmp_path.glob("kept/*/*") if path.suffix != ".lock"]
 
 
-@pytest.mark.parametrize("end", [700, 100, 0])
-def test_truncated_and_other_files_are_no_shards(end: int, tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0) * 9})
-    shard.write_bytes(shard.read_bytes()[:end])
-    with pytest.raises(InputError, match=r"x\.tar: not a tar file that can be read \(.*\)$"):
-        load_table(f"wds:{shard}", root=tmp_path / "kept")
-
-
-def test_a_shard_that_is_cut_between_members_or_joined_to_another_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", ["cut in a member", "cut between members", "joined", "header", "compressed", "empty"]
+)
+def test_damaged_shards_are_refused(damage: str, tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1), "b.cls": b"2"})
     content = shard.read_bytes()
-    with tarfile.open(shard) as tar:
-        ends = [*[member.offset for member in tar][1:], tar.offset]
-    for end in ends:
-        shard.write_bytes(content[:end])
-        with pytest.raises(InputError, match=rf"cut off at byte {end:,}: the end of the archive is missing"):
-            load_table(f"wds:{shard}", root=tmp_path / "kept")
-    shard.write_bytes(content + content)
-    with pytest.raises(InputError, match="another archive follows its end"):
+    second = content.index(b"b.png")
+    changed = {
+        "cut in a member": content[: second + 300],
+        "cut between members": content[:second],
+        "joined": content + content,
+        "header": content[:second] + b"x" + content[second + 1 :],
+        "compressed": gzip.compress(content),
+        "empty": b"",
+    }
+    shard.write_bytes(changed[damage])
+    with pytest.raises(InputError, match=r"x\.tar: not a tar file that can be read \(.*\)$"):
         load_table(f"wds:{shard}", root=tmp_path / "kept")
 
 
@@ -171,17 +170,6 @@ def test_dots_in_the_names_of_samples_are_told(tmp_path: Path, capsys: pytest.Ca
         load_table(f"wds:{shard}", root=tmp_path / "kept")
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_a_damaged_header_is_not_the_end_of_a_shard(is_cut: bool, tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "x.tar", {"a.png": encoded(0), "b.png": encoded(1)})
-    content = bytearray(shard.read_bytes())
-    header = content.index(b"b.png")
-    content[header] ^= 1
-    shard.write_bytes(content[: header + 300] if is_cut else content)
-    with pytest.raises(InputError, match=rf"x\.tar: not a tar file that can be read \(damaged at byte {header:,}\)$"):
-        load_table(f"wds:{shard}", root=tmp_path / "kept")
-
-
 def test_a_sparse_member_is_not_expanded(tmp_path: Path) -> None:
     """A header of half a kilobyte that stands for a gigabyte of zeros."""
     member = tarfile.TarInfo("a.png")
@@ -193,20 +181,12 @@ def test_a_sparse_member_is_not_expanded(tmp_path: Path) -> None:
         load_table(f"wds:{tmp_path / 'x.tar'}", root=tmp_path / "kept")
 
 
-def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("a.png"))
-    with pytest.raises(InputError, match="not a tar file that can be read"):
-        load_table(f"wds:{tmp_path / 'x.tar'}", root=tmp_path / "kept")
-
-
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
         ("x-{0..2}.tar", "3 of 3 shards are absent: x-0.tar, x-1.tar, x-2.tar; give tar files"),
         ("x-*.tar", "wds:x-*.tar: no file; give tar files, such as wds:train-{000000..000010}.tar"),
-        ("x-{3..2}.tar", "a range is empty, or there are more than 1,000,000 shards"),
-        ("{0..99999}{0..99999}.tar", "a range is empty, or there are more than 1,000,000 shards"),
+        ("x-{3..2}.tar", "wds:x-{3..2}.tar: no file; give tar files"),
         ("pipe:touch ran", "1 of 1 shards are absent: pipe:touch ran"),
     ],
 )

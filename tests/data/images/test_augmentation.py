@@ -18,8 +18,7 @@ from torchvision.transforms import v2
 from tests.pretend_device import on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.data.batches import train_batches as batches_module
-from vicinal.data.batches.train_batches import TrainImages
-from vicinal.data.batches.whole_images import train_batches
+from vicinal.data.batches.train_batches import TrainImages, train_batches
 from vicinal.data.images.augmentation import AugmentationSampler, augment, create_sampler
 
 FAST = ImageTransform(size=40, color_jitter=0.4)

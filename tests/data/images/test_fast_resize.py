@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from vicinal.data import ImageDataset, ImageTransform, Table, TestBatches, TrainBatches, read_image
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, read_image
 from vicinal.data.batches.image_dataset import seeded
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable
 from vicinal.data.images import decoding
 from vicinal.data.images.decoding import EncodedJpeg, open_image
 from vicinal.data.images.fast_resize import resized_crop
@@ -201,7 +202,7 @@ def test_images_of_other_formats_are_resized_as_they_are(tmp_path: Path) -> None
 def test_damaged_and_huge_jpegs_are_named_with_their_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(jpeg(tmp_path, texture(*LARGE)))
     dataset = ImageDataset(Table(pd.DataFrame({"path": [str(path)], "label": [0]})), GRAY_LEVELS)
-    batches = [lambda: TestBatches(dataset, 1)[0], lambda: TrainBatches(dataset, [[0]], (0,))[0]]
+    batches = [lambda: all_readable(PixelBatches(dataset, [[0]])[0]), lambda: TrainBatches(dataset, [[0]], (0,))[0]]
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "MAX_PIXELS", 1207 * 901 - 1)
         for batch in batches:
@@ -242,5 +243,5 @@ def test_damaged_jpegs_are_read_or_refused_as_pillow_does(tmp_path: Path) -> Non
 def test_the_exact_path_is_that_of_the_decoded_image(tmp_path: Path) -> None:
     path = jpeg(tmp_path, texture(*LARGE))
     transform = replace(GRAY_LEVELS, fast=False)
-    batch = TestBatches(ImageDataset(Table(pd.DataFrame({"path": [path]})), transform), 1)[0]
-    assert torch.equal(batch["images"][0], transform.test()(read_image(path)))
+    pixels, _ = PixelBatches(ImageDataset(Table(pd.DataFrame({"path": [path]})), transform), [[0]])[0]
+    assert torch.equal(pixels[0], transform.test()(read_image(path)))

@@ -19,8 +19,8 @@ from vicinal.retrieval.calibration import example_calibration
 from vicinal.retrieval.index.verification import verify_index
 from vicinal.retrieval.search import plain_records
 from vicinal.utils.errors import InputError
-from vicinal.workflows.sources.embedded_table import EmbeddedTable
-from vicinal.workflows.sources.embedding_reader import EmbeddingReader
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.sync import sync_index, with_file_facts
 
 HOSTILE = [

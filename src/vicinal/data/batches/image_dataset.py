@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 from typing_extensions import Self
 
 from vicinal.data.boxes import crop_to_box, row_boxes
@@ -66,9 +65,8 @@ class ImageDataset:
         ...     Image.new("L", (9, 9)).save(f"{folder}/a.png")
         ...     table = Table(pd.DataFrame({"path": ["a.png", "lost.png"]}), root=folder)
         ...     dataset = ImageDataset(table, ImageTransform(size=8), on_error="skip")
-        ...     batch = TestBatches(dataset, batch_size=4)[0]
-        >>> dataset.skipped, batch["images"].shape, batch["rows"]
-        ([1], torch.Size([1, 3, 8, 8]), tensor([0]))
+        ...     dataset.skipped, dataset.read(0).size
+        ([1], (9, 9))
     """
 
     def __init__(
@@ -182,37 +180,3 @@ def seeded(*numbers: int) -> Iterator[None]:
         # Not torch.manual_seed, which would also seed the generators of the accelerators.
         torch.default_generator.manual_seed(derive_seed(*numbers))
         yield
-
-
-class TestBatches(Dataset[Batch]):
-    """All images in the order of the table with the transform for testing; the last batch may be smaller.
-
-    Args:
-        dataset: The images.
-        batch_size: Images per batch; whole images, which differ in size, are batches of one.
-
-    An item is a dictionary of `images` uint8 `[b, channels, size, size]`, pixels that the embedder normalizes, `rows`
-    int64 `[b]` and, if the table has labels, `labels` int64 `[b]`.
-    """
-
-    __test__ = False  # pytest would collect the class because of its name
-
-    def __init__(self, dataset: ImageDataset, batch_size: int) -> None:
-        from vicinal.data.images.image_ops import without_normalization  # imports torchvision
-
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be at least 1")
-        self.dataset = dataset
-        self.batch_size = batch_size if dataset.transform.longest is None else 1
-        self.transform = without_normalization(dataset.transform.test())
-        self.labels = torch.from_numpy(dataset.table.labels) if dataset.table.has("label") else None
-
-    def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
-
-    def __getitem__(self, index: int) -> Batch:
-        first = range(len(self))[index] * self.batch_size
-        rows = range(first, min(first + self.batch_size, len(self.dataset)))
-        images = torch.stack([self.dataset.load(row, self.transform) for row in rows])
-        item = {"images": images, "rows": torch.tensor(rows)}
-        return item if self.labels is None else {**item, "labels": self.labels[first : rows.stop]}

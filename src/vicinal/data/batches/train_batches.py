@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from functools import cached_property
+from itertools import accumulate, chain, islice
 from typing import Literal, NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class TrainBatches(Dataset[Batch]):
 
     An item is a dictionary of `images` uint8 `[b, channels, size, size]`, pixels that the embedder normalizes, `labels`
     int64 `[b]`, `rows` int64 `[b]`, and `augmentation` float32 `[b, parameters]` if something is left to the device.
-    For whole images of differing sizes see ``vicinal.data.batches.whole_images``.
+    For whole images of differing sizes see ``vicinal.data.batches.train_batches``.
     """
 
     def __init__(
@@ -144,3 +145,45 @@ class TrainBatches(Dataset[Batch]):
 def _empty_like(part: Tensor, number: int) -> Tensor:
     shape = (number, *part.shape[1:])
     return torch.empty(shape, dtype=part.dtype, device=part.device, pin_memory=part.is_pinned())
+
+
+class WholeTrainBatches(TrainBatches):
+    """The batches of one epoch of whole images, with the transform for training.
+
+    A part is one image, so that no process holds a batch of them but the one that trains on it. It depends on `seed`
+    and the number of the image in the epoch only. The `images` of a batch are a list, uint8 `[channels, height, width]`
+    each.
+
+    Args:
+        dataset: The images, with labels; its transform has `longest`.
+        batches: The rows of each batch.
+        seed: The seeds of the random transforms.
+        augmentation: "workers" or "device", as for `TrainImages`.
+    """
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The number in the epoch of the first image of each batch."""
+        return list(accumulate(map(len, self.batches), initial=0))
+
+    def _parts_of(self, number: int) -> list[Part]:
+        return [Part([row], (*self.seed, i)) for i, row in enumerate(self.batches[number], self._firsts[number])]
+
+    def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[list[Tensor], Tensor | None]:
+        images, drawn = [], []
+        for pixels, augmentation in islice(loaded, number):
+            # Copied: a process hands images over in shared memory, each of which takes a file descriptor.
+            images.append(pixels[0].clone())
+            drawn += [] if augmentation is None else [augmentation.clone()]
+        return images, torch.cat(drawn) if drawn else None
+
+
+def train_batches(
+    dataset: ImageDataset,
+    batches: Sequence[Sequence[int]],
+    seed: tuple[int, ...],
+    augmentation: Literal["workers", "device"] = "workers",
+) -> TrainBatches:
+    """The batches of one epoch, of squares or of whole images as the transform of the dataset says."""
+    kind = TrainBatches if dataset.transform.longest is None else WholeTrainBatches
+    return kind(dataset, batches, seed, augmentation)

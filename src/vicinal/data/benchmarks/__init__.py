@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vicinal.data.benchmarks.names import BENCHMARKS
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.data.benchmarks.cars import cars
-    from vicinal.data.benchmarks.cars98n import cars98n
+    from vicinal.data.benchmarks.cars import cars, cars98n
     from vicinal.data.benchmarks.clusters import landmarks_v1, sfm_120k
     from vicinal.data.benchmarks.cub import cub
     from vicinal.data.benchmarks.digits import digits
@@ -67,3 +65,35 @@ __all__ = [
     "vehicle_id_medium",
     "vehicle_id_small",
 ]
+
+BENCHMARKS = {
+    "digits": "handwritten digits of scikit-learn, 8 x 8 pixels",
+    "mnist": "handwritten digits, MNIST; the same classes in training and test",
+    "fashion_mnist": "clothes, Fashion-MNIST; the same classes in training and test",
+    "kmnist": "Japanese characters, Kuzushiji-MNIST; the same classes in training and test",
+    "omniglot": "handwritten characters, Omniglot's small background sets",
+    "cub": "birds, CUB-200-2011",
+    "cars": "cars, Cars196",
+    "cars98n": "cars from the web with noisy labels, Cars98N; tested on Cars196",
+    "sop": "products, Stanford Online Products",
+    "in_shop": "clothes, In-Shop of DeepFashion",
+    "in_shop_highres": "the same with the images of high resolution",
+    "inaturalist_2018": "plants and animals, iNaturalist 2018",
+    "mini_inaturalist_2021": "plants and animals, mini-iNaturalist 2021",
+    "vehicle_id": "vehicles, PKU VehicleID with the large test set",
+    "vehicle_id_medium": "the same with the medium test set",
+    "vehicle_id_small": "the same with the small test set",
+    "food_101n": "food from the web with noisy labels, Food-101N; tested on Food-101",
+    "grocery": "products on shelves, Grocery Store with disjoint classes",
+    "met": "works of art, the Met dataset",
+    "met_mini": "the same with the small catalog",
+    "landmarks_v1": "landmarks for training, Google Landmarks v1",
+    "landmarks_v2": "landmarks, Google Landmarks v2 with the clean training set",
+    "landmarks_v2_full": "the same with all training images",
+    "sfm_120k": "landmarks for training, retrieval-SfM-120k",
+    "roxford": "landmarks, revisited Oxford",
+    "rparis": "landmarks, revisited Paris",
+    "roxford_1m": "landmarks, revisited Oxford with a million distractors",
+    "rparis_1m": "landmarks, revisited Paris with a million distractors",
+}
+"""What each benchmark is, by the name of its function in this package, which recipes and the command use too."""

@@ -1,16 +1,21 @@
-"""The folder of benchmark datasets. Files in it are written once and atomically."""
+"""The folder of benchmark datasets: where each lies, what is written there, and whether a copy is complete."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 from filelock import FileLock
 
+from vicinal.data.columns import check_utf8
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.console import log
@@ -93,3 +98,165 @@ def _write_errors(folder: Path) -> Iterator[None]:
         raise InputError(
             f"{folder}: cannot be written ({reason}); choose another root, or another folder by VICINAL_DATA"
         ) from error
+
+
+def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str, layout: str) -> None:
+    """Unpack the files of a zip archive whose names have some endings.
+
+    Args:
+        path: The archive.
+        folder: The folder to unpack into.
+        suffixes: The endings, such as `.png`; other files are left out.
+        pattern: A regular expression of the whole names of these files in the archive, with folders.
+        layout: The pattern in words, for messages.
+
+    Raises:
+        InputError: The archive is damaged, or a file has another name.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.namelist() if member.endswith(suffixes)]
+            for member in members:
+                if not re.fullmatch(pattern, member) or ".." in member.split("/") or "\\" in member:
+                    raise InputError(f"{path}: holds {member!r}; its images must be {layout}")
+                check_utf8(member, str(path))
+            archive.extractall(folder, members)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
+        raise InputError(f"{path}: not a sound zip archive ({error}); download it again") from None
+
+
+MAX_NAMES = 8  # of files that a message lists
+
+
+def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence[str], hint: str) -> tuple[Path, str]:
+    r"""Find the folder of a benchmark and the first of its markers in it.
+
+    The folder is `root/NAME` for one of the names, or `root` itself, so that an archive can be unpacked into the root,
+    or its folder can be given as the root. Archives that lie in a folder of the benchmark's own name are found too.
+
+    Args:
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
+        names: The folders that may hold the benchmark: its name here, then those of the published archives.
+        markers: Files or folders, relative to the folder of the benchmark, any of which tells that this is it.
+        hint: What to do if there is none, such as where to download it.
+
+    Raises:
+        InputError: No folder has a marker. The message says what was looked for, and what is there instead.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     (Path(root) / "CUB_200_2011").mkdir()
+        ...     _ = (Path(root) / "CUB_200_2011" / "images.txt").write_text("1 a.jpg\n")
+        ...     folder, marker = find_folder(root, ["cub", "CUB_200_2011"], ["images.txt"], "download it")
+        >>> folder.name, marker
+        ('CUB_200_2011', 'images.txt')
+    """
+    top = cache_folder(root)
+    folders = [*(top / name for name in names), *(top / names[0] / name for name in names[1:]), top]
+    found = [(folder, marker) for folder in folders for marker in markers if (folder / marker).exists()]
+    if found:
+        return found[0]
+    here = next(folder for folder in folders if folder.is_dir() or folder == top)
+    raise InputError(
+        f"{top}: no {' or '.join(markers)} in {', '.join(f'{name}/' for name in names)} or the folder itself; "
+        f"{_content(here, top)}; {hint}, or give the folder that holds it as root"
+    )
+
+
+def _content(folder: Path, root: Path) -> str:
+    """What there is in a folder, for a message."""
+    name = "it" if folder == root else f"{folder.relative_to(root)}/"
+    try:
+        entries = sorted(entry for entry in os.listdir(folder) if not entry.startswith("."))
+    except OSError as error:
+        return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
+    more = f" and {len(entries) - MAX_NAMES} more" if len(entries) > MAX_NAMES else ""
+    return f"{name} holds {', '.join(entries[:MAX_NAMES]) + more if entries else 'nothing'}"
+
+
+Count = tuple[int | None, int | None]
+"""Numbers of images and classes; None for a number that is not published."""
+
+_VEHICLES: list[Count] = [(110_178, 13_134), (113_346, 13_164)]  # the paper, and the list that is handed out
+
+COUNTS: dict[str, dict[str, Count | list[Count]]] = {
+    "cub": {"train": (5_864, 100), "test": (5_924, 100)},
+    "cars": {"train": (8_054, 98), "test": (8_131, 98)},
+    "sop": {"train": (59_551, 11_318), "test": (60_502, 11_316)},
+    "in_shop": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
+    "in_shop_highres": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
+    "inaturalist_2018": {"train": (325_846, 5_690), "test": (136_093, 2_452)},
+    "mini_inaturalist_2021": {"train": (250_150, 5_003), "test": (249_850, 4_997)},
+    "vehicle_id": {"train": _VEHICLES, "test": (None, 2_400)},
+    "vehicle_id_medium": {"train": _VEHICLES, "test": (None, 1_600)},
+    "vehicle_id_small": {"train": _VEHICLES, "test": (None, 800)},
+    "mnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "fashion_mnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "kmnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "grocery": {"train": (2_179, 31), "val": (642, 10), "test": (1_234, 20)},
+    "sfm_120k": {"train": (91_642, None), "val": (6_403, None)},
+    "landmarks_v2": {"train": (1_580_470, 81_313)},
+    "landmarks_v2_full": {"train": (4_132_914, 203_094)},
+    "landmarks_v2_retrieval": {"test": (761_757 + 1_129, None)},
+    "met": {"train": (397_121, 224_408)},
+    "cars98n": {"train": (9_558, 98)},
+    "food_101n": {"test": (51_000, 51)},
+}
+"""The published numbers of images and classes in each split of a benchmark; a list if there are several versions."""
+
+
+def check_complete(name: str, table: Table, folder: Path) -> Table:
+    """Return the table of a benchmark if its copy is complete.
+
+    Args:
+        name: The benchmark, a key of `COUNTS`; without an entry there, only the images are checked.
+        table: Its table.
+        folder: The folder of the copy, for messages.
+
+    Raises:
+        InputError: A split has other numbers of images or classes than published, or images are absent; the message
+            says how many, and names the first three.
+    """
+    check_counts(name, table, folder)
+    check_images(table.paths, folder)
+    return table
+
+
+def check_counts(name: str, table: Table, folder: Path) -> None:
+    """Check the numbers of images and classes as :func:`check_complete` does, but not whether the images exist."""
+    for split, published in COUNTS.get(name, {}).items():
+        versions = published if isinstance(published, list) else [published]
+        part = table.subset(split) if split in table.splits else None
+        found = (0, 0) if part is None else (len(part), len(part.classes))
+        if not any(images in (found[0], None) and classes in (found[1], None) for images, classes in versions):
+            raise InputError(
+                f"{folder}: the split {split} of {name} has {found[0]:,} images of {found[1]:,} classes, but "
+                f"{' or '.join(map(_describe, versions))} are published; the copy is partial or another version"
+            )
+
+
+def _describe(count: Count) -> str:
+    images, classes = count
+    if images is None:
+        return f"{classes:,} classes"
+    return f"{images:,} images" if classes is None else f"{images:,} of {classes:,}"
+
+
+def check_images(paths: Sequence[str], folder: Path) -> None:
+    """Raise InputError, with the number of absent images and the first three, unless all exist."""
+
+    @cache
+    def names(directory: str) -> frozenset[str]:  # one listing per directory is far faster than one lookup per image
+        try:
+            return frozenset(os.listdir(directory))
+        except OSError:
+            return frozenset()
+
+    absent = [path for path in paths if os.path.basename(path) not in names(os.path.dirname(path))]
+    if absent:
+        first = ", ".join(os.path.relpath(path, folder) for path in absent[:3])
+        more = ", ..." if len(absent) > 3 else ""
+        raise InputError(
+            f"{folder}: {len(absent):,} of {len(paths):,} images that its lists name are absent: {first}{more}"
+        )

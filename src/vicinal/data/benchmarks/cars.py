@@ -1,19 +1,54 @@
-"""Cars196, also called Stanford Cars: photographs of cars, in the three layouts in which they are handed around."""
+"""Cars196 (Stanford Cars) in three layouts, and Cars98N: cars from the web with noisy labels."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.boxes import box_columns, parse_box
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.lists import Row, check_distinct, class_number, read_list
-from vicinal.data.benchmarks.mat_files import read_records
+from vicinal.data.benchmarks.cache import check_complete, check_counts, find_folder
+from vicinal.data.benchmarks.lists import Row, box_columns, check_distinct, class_number, parse_box, read_list
 from vicinal.data.table import Table
-from vicinal.utils.errors import InputError
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import check_regular_file
+
+
+def read_records(path: Path, variable: str, fields: Sequence[str]) -> list[Row]:
+    r"""Read the records of a struct array: their positions, from 1, and the wanted fields as text.
+
+    Args:
+        path: The file.
+        variable: The name of the struct array.
+        fields: The names of the fields; their order in the file does not matter.
+
+    Raises:
+        InputError: The file cannot be read, or has no such variable or field.
+    """
+    from scipy.io import loadmat
+
+    check_regular_file(path)
+    try:
+        records = loadmat(path, squeeze_me=True, variable_names=[variable]).get(variable)
+    except Exception as error:  # a broken file makes the reader raise errors of many kinds
+        raise InputError(f"{path}: is no file of MATLAB that can be read ({one_line(error)})") from None
+    names = getattr(getattr(records, "dtype", None), "names", None) or ()
+    missing = [field for field in fields if field not in names]
+    if missing:
+        there = f"the fields of its {variable} are {', '.join(names)}" if names else f"no list of records {variable}"
+        raise InputError(f"{path}: has no {missing[0]}; {there}")
+    columns = ([_text(value) for value in np.atleast_1d(records[field])] for field in fields)
+    return [(number, list(row)) for number, row in enumerate(zip(*columns, strict=True), 1)]
+
+
+def _text(value: object) -> str:
+    """The text of a field; 7.0 becomes 7."""
+    number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+    return f"{number:.15g}" if isinstance(number, float) else str(number)
+
 
 NUM_CLASSES = 196
 LAST_TRAINING_CLASS = 98
@@ -110,3 +145,63 @@ LAYOUTS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "anno_train.csv": _read_class_folders,
 }
 """The file that each layout is known by, and its reader."""
+
+
+LISTS = ("CARSN_train.csv", "datalist/CARSN_train.csv")
+IMAGES = "img_v3"
+PATH = re.compile(rf"(?:.*/)?{IMAGES}/([0-9]{{1,3}})/([^/]+)")
+
+
+def cars98n(root: str | Path | None = None) -> Table:
+    """Cars98N (Liu et al., "Noise-resistant Deep Metric Learning with Ranking-based Instance Selection", CVPR 2021).
+
+    9,558 images of 98 classes from the web are for training, with the noise that comes with them; the test split is
+    that of :func:`cars`. The labels are the numbers of Cars196, 1 to 98 for training: the folder plus one. The list
+    itself numbers the classes in the order of their folders as text, 0, 1, 10, 11, ..., so that its 3 is Cars196's 11.
+
+    Many of the published links are dead, so that no complete copy can be expected: images of the list whose files are
+    absent are left out, and their number is logged. Say it beside scores, which a smaller training set lowers.
+
+    Args:
+        root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its
+            folder `cars98n` or `cars_noise` holds the published list `CARSN_train.csv`, directly or in `datalist/`, and
+            the folder `img_v3`; Cars196 is there too, as for :func:`cars`.
+
+    Raises:
+        InputError: A file is missing, the list is not as published, or none of its images is there.
+    """
+    home = "https://github.com/alibaba-edu/Ranking-based-Instance-Selection"
+    hint = f"get the list from {home} and download the images to {IMAGES}/ as it says"
+    folder, found = find_folder(root, ("cars98n", "cars_noise"), LISTS, hint)
+    listed = _read(folder / found)
+    check_counts("cars98n", Table(listed), folder / found)
+    training = listed[_exist(listed["path"].tolist(), folder)]
+    if not len(training):
+        raise InputError(f"{folder}: none of the {len(listed):,} images of {found} is in {IMAGES}/; {hint}")
+    if len(training) < len(listed):
+        log(f"{folder}: left out {len(listed) - len(training):,} of {len(listed):,} images whose files are absent")
+    training = training.assign(path=[str(folder / path) for path in training["path"]])
+    return Table(pd.concat([training, cars(root).subset("test").frame[["path", "label", "split"]]], ignore_index=True))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    rows = read_list(path, (2,), separator=",")
+    check_distinct(path, rows)
+    paths, labels = [], []
+    numbers: dict[str, str] = {}
+    for line, (name, number) in rows:
+        match = PATH.fullmatch(name)
+        if match is None:
+            raise InputError(f"{path}, line {line}: {name[:80]!r}; a line is .../{IMAGES}/<number>/<image>,<label>")
+        class_folder, file = match.groups()
+        first = numbers.setdefault(class_folder, number)
+        if first != number:
+            raise InputError(f"{path}, line {line}: the label {number} in the folder {class_folder}, whose is {first}")
+        paths.append(f"{IMAGES}/{class_folder}/{file}")
+        labels.append(int(class_folder) + 1)
+    return pd.DataFrame({"path": paths, "label": labels, "split": "train"})
+
+
+def _exist(paths: Sequence[str], folder: Path) -> list[bool]:
+    existing = {str(path.relative_to(folder)) for path in (folder / IMAGES).glob("*/*")}
+    return [path in existing for path in paths]

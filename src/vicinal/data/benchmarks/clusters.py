@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
+from vicinal.data.benchmarks.cache import check_complete, find_folder
+from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.boxes import box_columns, parse_box
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.lists import class_number, read_by_id
+from vicinal.data.benchmarks.cache import check_complete, find_folder
+from vicinal.data.benchmarks.lists import box_columns, class_number, parse_box, read_by_id
 from vicinal.data.table import Table
 
 LAST_TRAINING_CLASS = 100

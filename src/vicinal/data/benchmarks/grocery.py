@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from vicinal.data.benchmarks.archives import unpack_zip
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
+from vicinal.data.benchmarks.cache import (
+    cache_folder,
+    check_complete,
+    find_folder,
+    prepare_folder,
+    unpack_zip,
+    writable_root,
+)
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 

@@ -8,10 +8,8 @@ from typing import Literal
 
 import pandas as pd
 
-from vicinal.data.benchmarks.boxes import box_columns, parse_box
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.lists import Row, check_distinct, read_list
+from vicinal.data.benchmarks.cache import check_complete, find_folder
+from vicinal.data.benchmarks.lists import Row, box_columns, check_distinct, parse_box, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 

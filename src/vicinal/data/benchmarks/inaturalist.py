@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
+from vicinal.data.benchmarks.cache import check_complete, find_folder
 from vicinal.data.benchmarks.lists import check_distinct, class_number, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError

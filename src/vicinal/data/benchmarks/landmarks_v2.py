@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
+from vicinal.data.benchmarks.cache import check_complete, find_folder
 from vicinal.data.table import Table
 from vicinal.data.table_files import read_csv
 from vicinal.utils.console import log

@@ -1,12 +1,20 @@
-"""Lists of images as benchmarks publish them: lines of fields, separated by spaces or commas."""
+"""Files of benchmarks as they are published: lists of images, bounding boxes, JSON, and pickles of plain data."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from vicinal.utils.errors import InputError, unreadable
+import numpy as np
+
+from vicinal.data.boxes import Box
+from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, is_box
+from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
 
 Row = tuple[int, list[str]]
@@ -105,3 +113,136 @@ def class_number(text: str, where: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
         raise InputError(f"{where}: {text[:40]!r} is not an integer of up to 18 digits")
     return int(text)
+
+
+def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> Box:
+    """The left, top, right and bottom edge of a box, in pixels.
+
+    Args:
+        fields: Four numbers, or texts of numbers.
+        where: The file and line, for messages.
+        has_size: Whether the last two numbers are width and height, instead of right and bottom.
+
+    Raises:
+        InputError: A field is no number, or the box is empty or outside of its image.
+
+    Example:
+        >>> parse_box(["60.0", "27.0", "325.0", "304.0"], "bounding_boxes.txt, image 1", has_size=True)
+        (60.0, 27.0, 385.0, 331.0)
+    """
+    try:
+        x_1, y_1, x_2, y_2 = (float(str(field)) for field in fields)
+    except ValueError:
+        raise InputError(f"{where}: the bounding box {' '.join(map(str, fields))!r} is not four numbers") from None
+    box = (x_1, y_1, x_1 + x_2, y_1 + y_2) if has_size else (x_1, y_1, x_2, y_2)
+    if not is_box(*box):
+        raise InputError(
+            f"{where}: the bounding box from ({box[0]:g}, {box[1]:g}) to ({box[2]:g}, {box[3]:g}) is empty or "
+            "outside of its image"
+        )
+    return box
+
+
+def box_columns(boxes: Iterable[Box]) -> dict[str, tuple[float, ...]]:
+    """The columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`, to which images are not cropped."""
+    return dict(zip(PUBLISHED_BOX_COLUMNS, zip(*boxes, strict=True), strict=True))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        InputError: The file cannot be read, or is not JSON.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "data.json").write_text('[{"id": 7, "path": "a.jpg"}]')
+        ...     read_json(Path(folder, "data.json"))
+        [{'id': 7, 'path': 'a.jpg'}]
+    """
+    check_regular_file(path)
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
+
+
+MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    ("__builtin__", "bytes"),
+    ("builtins", "bytes"),
+    *((module, name) for module in MULTIARRAY for name in ("_reconstruct", "scalar")),
+    *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
+}
+MAX_DEPTH = 100  # of nested values
+
+
+def read_plain_pickle(path: Path) -> Any:
+    """Read the value in a pickle of plain data.
+
+    A pickle is a program that may call any function that it names. Of the names, only those of NumPy's constructors are
+    looked up.
+
+    Args:
+        path: The file, written by Python 2 or 3.
+
+    Returns:
+        A dict, list, str, int, float, bool, None or NumPy array; tuples and arrays of text or objects become lists.
+
+    Raises:
+        InputError: The file cannot be read, is not a pickle, or holds anything else.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "data.pkl").write_bytes(pickle.dumps({"a": [1, np.arange(2)]}))
+        ...     read_plain_pickle(Path(folder, "data.pkl"))
+        {'a': [1, array([0, 1])]}
+    """
+    check_regular_file(path)
+    try:
+        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load(), {})
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except Exception as error:  # a damaged file can raise many types of errors
+        raise InputError(f"{path}: not a pickle of plain data ({one_line(error)})") from None
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'[:100]!r}")
+        found = super().find_class(module, name)
+        # A pickle may set attributes of a function that it is given, so each file gets functions of its own.
+        return found if isinstance(found, type) else lambda *arguments: found(*arguments)
+
+
+def _to_plain(value: Any, seen: dict[int, Any], depth: int = 0) -> Any:
+    """Lists in place of tuples and of arrays of text or objects; a value that occurs twice is converted once."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"its values are nested more than {MAX_DEPTH} levels deep")
+    if id(value) not in seen:
+        seen[id(value)] = _convert(value, seen, depth + 1)
+    return seen[id(value)]
+
+
+def _convert(value: Any, seen: dict[int, Any], depth: int) -> Any:
+    if type(value) is np.ndarray and value.dtype.kind in "biuf":
+        return value
+    if type(value) is np.ndarray and value.dtype.kind in "SUO":
+        value = [each.decode("latin1") if isinstance(each, bytes) else each for each in value.ravel().tolist()]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _to_plain(item, seen, depth) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [_to_plain(item, seen, depth) for item in value]
+    if isinstance(value, np.number | np.bool_ | np.str_):
+        return value.item()
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    raise ValueError(f"it holds a {type(value).__name__}")

@@ -7,10 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from vicinal.data.benchmarks.completeness import check_complete
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.json_files import read_json
-from vicinal.data.benchmarks.lists import check_distinct
+from vicinal.data.benchmarks.cache import check_complete, find_folder
+from vicinal.data.benchmarks.lists import check_distinct, read_json
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError

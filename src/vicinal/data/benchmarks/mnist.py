@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import math
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +14,49 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_table, writable_root
-from vicinal.data.benchmarks.completeness import check_counts
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.idx_files import read_idx
+from vicinal.data.benchmarks.cache import cache_folder, check_counts, find_folder, prepare_table, writable_root
 from vicinal.data.table import Table
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, unreadable
+from vicinal.utils.files import check_regular_file
+
+UNSIGNED_BYTE = 8  # the code of the type in the header
+
+
+def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
+    r"""Read an idx file of bytes, compressed by gzip if its name ends in .gz.
+
+    Args:
+        path: The file.
+        num_axes: The number of its axes: 1 for labels, 3 for images.
+
+    Raises:
+        InputError: The file cannot be read, has other types or axes, or another number of bytes than its header says.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "labels").write_bytes(b"\0\0\x08\x01" + b"\0\0\0\x03" + b"\x07\x02\x01")
+        ...     read_idx(Path(folder, "labels"), 1)
+        array([7, 2, 1], dtype=uint8)
+    """
+    check_regular_file(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(4 + 4 * num_axes)
+            if len(header) < 4 + 4 * num_axes or header[:4] != bytes([0, 0, UNSIGNED_BYTE, num_axes]):
+                raise InputError(f"{path}: not an idx file of bytes with {num_axes} axes")
+            shape = np.frombuffer(header[4:], ">u4").tolist()
+            expected = math.prod(shape)
+            data = file.read(expected + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: not a sound gzip file ({error}); download it again") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if len(data) != expected:
+        size = " x ".join(map(str, shape))
+        raise InputError(f"{path}: not the {size} bytes that its header says; the copy is partial or damaged")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
 
 PARTS = {"train": "train", "test": "t10k"}  # how the names of the files of each split begin
 FORMS = ("{}-{}-idx{}-ubyte", "{}-{}.idx{}-ubyte")  # of their names, as published and as some archives have them

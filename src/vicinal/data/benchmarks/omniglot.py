@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.archives import unpack_zip
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
+from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, unpack_zip, writable_root
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 

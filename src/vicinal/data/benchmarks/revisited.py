@@ -19,12 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, writable_root
-from vicinal.data.benchmarks.completeness import check_images
-from vicinal.data.benchmarks.find import find_folder
-from vicinal.data.benchmarks.json_files import read_json
-from vicinal.data.benchmarks.lists import check_distinct, read_list
-from vicinal.data.benchmarks.plain_pickle import read_plain_pickle
+from vicinal.data.benchmarks.cache import cache_folder, check_images, find_folder, prepare_folder, writable_root
+from vicinal.data.benchmarks.lists import check_distinct, read_json, read_list, read_plain_pickle
 from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles, Integers

@@ -1,17 +1,28 @@
-"""Images in columns of Arrow tables, as Hugging Face datasets have them: a struct of `bytes` and `path`."""
+"""Images in columns of Arrow tables and Parquet files: a struct of `bytes` and `path`, as in Hugging Face datasets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vicinal.data.containers.export import Location, NamedColumns, Sample
+from vicinal.data.containers.listing import (
+    ListedImages,
+    Location,
+    NamedColumns,
+    Sample,
+    file_versions,
+    list_folder,
+    list_images,
+)
+from vicinal.data.parquet_files import open_parquet
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 METADATA = b"huggingface"  # the key of a schema's metadata that holds the features of a dataset
@@ -34,22 +45,8 @@ class ImageColumns:
     others: tuple[str, ...]
     class_names: dict[str, list[str]]
 
-    def samples(
-        self, batches: Iterable[pa.RecordBatch | pa.Table], folder: Path | None, source: str
-    ) -> Iterator[Sample]:
-        """The images with their values.
-
-        Args:
-            batches: The rows.
-            folder: Images that are files in this folder stay where they are.
-            source: Where they come from, for messages.
-        """
-        for row, image, values in self._rows(batches, source):
-            content, name = _content(image, folder, f"{source}, row {row}")
-            yield Sample(content, name, values)
-
-    def listed(self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0) -> Iterator[Sample]:
-        """The same with the rows of images in the place of their bytes, which are not read.
+    def samples(self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0) -> Iterator[Sample]:
+        """The images with their values; the rows of images are in the place of their bytes, which are not read.
 
         Args:
             batches: All rows; where the images have no field `bytes`, all have bytes.
@@ -58,11 +55,17 @@ class ImageColumns:
         """
         for row, image, values in self._rows(map(self._without_bytes, batches), source):
             path = (image or {}).get("path")
+            name = Path(path).name if path else ""
             if image is not None and image["has_bytes"]:
-                yield Sample(Location(file, row), Path(path).name if path else "", values)
+                yield Sample(Location(file, row), name, values)
+            elif path is None:
+                yield Sample(None, name, values)
             else:
-                content, name = _content(image, Path("/"), f"{source}, row {row}")  # a file stays wherever it is
-                yield Sample(content, name, values)
+                if not Path(path).is_file():
+                    raise InputError(
+                        f"{source}, row {row}: the image is not in the dataset, but {path!r}, which is not a file here"
+                    )
+                yield Sample(Path(path), name, values)
 
     def _without_bytes(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """The rows, of whose images only the path is left, and whether there are bytes."""
@@ -174,14 +177,68 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
     }
 
 
-def _content(image: dict[str, Any] | None, folder: Path | None, where: str) -> tuple[bytes | Path | None, str]:
-    """The bytes of an image, or the file in the folder that it is, and its name."""
-    content, path = (image or {}).get("bytes"), (image or {}).get("path")
-    name = Path(path).name if path else ""
-    if content is not None or path is None:
-        return content, name
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{where}: the image is not in the dataset, but {path!r}, which is not a file here")
-    is_own = folder is not None and file.resolve().is_relative_to(folder.resolve())
-    return (file if is_own else file.read_bytes()), name
+def holds_images(path: Path, path_column: str | None) -> bool:
+    """Whether a Parquet file holds images, and has no column with the paths of image files.
+
+    Raises:
+        InputError: It is not a Parquet file.
+    """
+    with open_parquet(path) as file:
+        schema: pa.Schema = file.schema_arrow
+    column = path_column or "path"
+    return has_images(schema) and (column not in schema.names or pa.types.is_struct(schema.field(column).type))
+
+
+def list_parquet_images(
+    path: Path, root: str | Path | None = None, path_column: str | None = None, label_column: str | None = None
+) -> ListedImages:
+    """The images of a Parquet file, of which the bytes of single row groups are read."""
+    named = NamedColumns.of_table(path_column, label_column)
+    folder = list_folder(root, "parquet", path.stem, named, file_versions([path]))
+
+    def samples(scratch: Path) -> Iterator[Sample]:
+        with open_parquet(path) as file:
+            columns = choose_columns(file.schema_arrow, named, str(path))
+            image = columns.image if _may_lack_bytes(file, columns.image) else f"{columns.image}.path"
+            yield from columns.samples(_batches(file, _names(columns, image)), str(path))
+
+    return list_images(folder, str(path), samples, partial(_read_located, path, named), named)
+
+
+def _read_located(path: Path, named: NamedColumns, locations: Integers) -> Iterator[bytes]:
+    """The bytes of the images of some rows, in their order."""
+    rows = locations[:, 1]
+    with open_parquet(path) as file:
+        image = choose_columns(file.schema_arrow, named, str(path)).image
+        first = 0
+        for group in range(file.metadata.num_row_groups):
+            stop = first + file.metadata.row_group(group).num_rows
+            own = rows[(rows >= first) & (rows < stop)]
+            batches = file.iter_batches(BATCH_SIZE, row_groups=[group], columns=[f"{image}.bytes"]) if len(own) else ()
+            for batch in batches:
+                chosen = own[(own >= first) & (own < first + len(batch))] - first
+                for content in batch.column(image).field("bytes").take(pa.array(chosen)):
+                    yield content.as_py()
+                first += len(batch)
+            first = stop
+
+
+def _names(columns: ImageColumns, image: str) -> list[str]:
+    return [image, *columns.others, *filter(None, [columns.label])]
+
+
+def _may_lack_bytes(file: pa.parquet.ParquetFile, image: str) -> bool:
+    """Whether there may be rows without an image, by the statistics of the file."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        columns = (group.column(each) for each in range(group.num_columns))
+        statistics = next(each.statistics for each in columns if each.path_in_schema == f"{image}.bytes")
+        if statistics is None or not statistics.has_null_count or statistics.null_count:
+            return True
+    return False
+
+
+def _batches(file: pa.parquet.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for batch in file.iter_batches(BATCH_SIZE, columns=columns):
+        batch.validate(full=True)
+        yield batch

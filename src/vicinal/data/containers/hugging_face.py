@@ -2,26 +2,161 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vicinal.data.columns import SPLIT_NAMES
-from vicinal.data.containers.arrow_images import BATCH_SIZE, choose_columns
-from vicinal.data.containers.export import NamedColumns, Sample, export_folder, export_images, file_versions
-from vicinal.data.containers.listing import ListedImages, list_images
-from vicinal.data.containers.relevance import relevance_configurations, relevance_samples
-from vicinal.data.table import Table
+from vicinal.data.containers.arrow_images import BATCH_SIZE, ImageColumns, choose_columns
+from vicinal.data.containers.listing import (
+    ListedImages,
+    NamedColumns,
+    Sample,
+    file_versions,
+    list_folder,
+    list_images,
+)
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError, import_extra, one_line
 
+QUERY_NAMES = ("query", "queries")
+COLUMNS = ("query-id", "corpus-id", "score")
+
+
+def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
+    """The configurations that hold the corpus, the queries and their relevance; None if there are no such ones.
+
+    Example:
+        >>> relevance_configurations(["corpus", "qrels", "queries"])
+        {'corpus': 'corpus', 'query': 'queries', 'qrels': 'qrels'}
+    """
+    query = next((name for name in QUERY_NAMES if name in names), None)
+    return {"corpus": "corpus", "query": query, "qrels": "qrels"} if query and {"corpus", "qrels"} <= {*names} else None
+
+
+def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedColumns) -> Iterator[Sample]:
+    """The images of the corpus, which become the gallery, and those of the queries; all are the split test.
+
+    Images of one class are those that are relevant for the same queries. A query whose image is in the corpus is
+    relevant for itself, and is later excluded from its own ranking, since both are one file.
+
+    Args:
+        loaded: The datasets `corpus`, `query` and `qrels`.
+        source: Where they come from, for messages.
+        columns: The columns that the user names.
+
+    Raises:
+        InputError: A column is missing, an id is unknown, or relevance is not that of classes.
+    """
+    corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
+    relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
+    corpus_rows: dict[bytes, list[int]] = {}
+    for row, digest in enumerate(corpus.digests):
+        corpus_rows.setdefault(digest, []).append(row)
+    for own, digest in zip(relevant, queries.digests, strict=True):
+        own.update(corpus_rows.get(digest, []))
+    gallery_labels, query_labels = relevance_classes(relevant, len(corpus.ids), str(source))
+    gallery = list(corpus.samples(0))
+    flags = {"split": "test", "is_query": False, "is_gallery": True}
+    for sample, label in zip(gallery, gallery_labels.tolist(), strict=True):
+        yield Sample(sample.image, sample.name, sample.values | {"label": label} | flags)
+    flags = {"split": "test", "is_query": True, "is_gallery": False}
+    for sample, label, digest in zip(queries.samples(1), query_labels.tolist(), queries.digests, strict=True):
+        same = corpus_rows.get(digest)
+        image = gallery[same[0]].image if same else sample.image  # one file, which the query does not find
+        yield Sample(image, sample.name, sample.values | {"label": label} | flags)
+
+
+class _Side:
+    """The corpus or the queries: their ids, and what their images are."""
+
+    def __init__(self, dataset: Any, columns: NamedColumns, source: str) -> None:
+        self.dataset, self.source = dataset, source
+        schema = dataset.features.arrow_schema
+        if "id" not in schema.names:
+            raise InputError(f"{source}: no column 'id'; the columns are {', '.join(schema.names)}")
+        found = choose_columns(schema, NamedColumns(columns.image, None, False), source)
+        self.columns = ImageColumns(found.image, None, ("id",), {})
+        self.ids = [str(each) for each in dataset["id"]]
+        self.digests = [self._digest(row, image) for row, image in enumerate(self._images())]
+        if len(set(self.ids)) < len(self.ids):
+            raise InputError(f"{source}: an id is there twice; every image needs its own")
+
+    def samples(self, file: int) -> Iterator[Sample]:
+        return self.columns.samples(self.dataset.with_format("arrow").iter(BATCH_SIZE), self.source, file)
+
+    def _images(self) -> Iterator[dict[str, Any] | None]:
+        for batch in self.dataset.select_columns([self.columns.image]).with_format("arrow").iter(BATCH_SIZE):
+            yield from batch.column(self.columns.image).to_pylist()
+
+    def _digest(self, row: int, image: dict[str, Any] | None) -> bytes:
+        content = (image or {}).get("bytes")
+        if content is None and (image or {}).get("path"):
+            content = Path(image["path"]).read_bytes()  # type: ignore[index]
+        if content is None:
+            raise InputError(f"{self.source}, row {row}: no image; every one is needed")
+        return hashlib.sha256(content).digest()
+
+
+def _relevant(qrels: Any, query_ids: Sequence[str], corpus_ids: Sequence[str], source: str) -> list[set[int]]:
+    """For each query, the rows of the corpus that are relevant for it."""
+    if not {*COLUMNS} <= set(qrels.column_names):
+        raise InputError(f"{source}, qrels: the columns are {', '.join(qrels.column_names)}, not {', '.join(COLUMNS)}")
+    rows = [{name: row for row, name in enumerate(ids)} for ids in (query_ids, corpus_ids)]
+    relevant: list[set[int]] = [set() for _ in query_ids]
+    for query, image, score in zip(*(qrels[column] for column in COLUMNS), strict=True):
+        for name, known, side in ((str(query), rows[0], "query"), (str(image), rows[1], "corpus")):
+            if name not in known:
+                raise InputError(f"{source}, qrels: {side}-id {name!r} is not the id of an image in {side}")
+        if score > 0:
+            relevant[rows[0][str(query)]].add(rows[1][str(image)])
+    return relevant
+
+
+def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: str) -> tuple[Integers, Integers]:
+    """The classes that explain which images are relevant for which queries.
+
+    Args:
+        relevant: For each query, the rows of the corpus that are relevant for it.
+        corpus_size: The number of images in the corpus.
+        source: Where they come from, for messages.
+
+    Returns:
+        The class of each image of the corpus and of each query, as integers. An image that is relevant for no query is
+        a class of its own, and so is a query without relevant images.
+
+    Raises:
+        InputError: Two queries have some, but not all of their relevant images in common.
+
+    Example:
+        >>> relevance_classes([{0, 2}, {1}, {0, 2}], 4, "birds")
+        (array([0, 1, 0, 3]), array([0, 1, 0]))
+    """
+    labels = np.full(corpus_size, -1)
+    firsts = [min(rows) if rows else corpus_size + query for query, rows in enumerate(relevant)]
+    for first, rows in zip(firsts, relevant, strict=True):
+        labels[[row for row in rows if labels[row] < 0]] = first
+    sizes = np.bincount(labels[labels >= 0], minlength=corpus_size)
+    for query, (first, rows) in enumerate(zip(firsts, relevant, strict=True)):
+        if rows and (len(rows) != sizes[first] or any(labels[row] != first for row in rows)):
+            raise InputError(
+                f"{source}: query {query} (counted from 0) has some, but not all of its relevant images in common with "
+                "another; that is no relevance of classes, which is all that can be read"
+            )
+    return np.where(labels < 0, np.arange(corpus_size), labels), np.array(firsts, dtype=np.int64)
+
+
 SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of save_to_disk
+SIDES = ("corpus", "query")
 HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
@@ -60,55 +195,82 @@ class DatasetName:
         return self.folder is not None and any((self.folder / name).is_file() for name in SAVED)
 
 
-def read_hugging_face(name: str, root: str | Path | None, columns: NamedColumns) -> Table:
-    """The table of a Hugging Face dataset; :func:`~vicinal.data.containers.load_container` has the rules."""
-    parsed = DatasetName.parse(name)
+def list_hugging_face(name: str, root: str | Path | None, columns: NamedColumns) -> ListedImages:
+    """The images of a Hugging Face dataset; :func:`~vicinal.data.containers.list_container` has the rules.
 
-    def read(scratch: Path) -> Iterator[Sample]:
-        with _one_line_errors(parsed):
-            loaded, has_relevance = _load(parsed, str(scratch))
-            yield from (relevance_samples if has_relevance else _samples)(loaded, parsed, columns)
-
-    return export_images(_export_folder(parsed, root, columns), str(parsed), read, columns)
-
-
-def list_saved_dataset(name: str, root: str | Path | None, columns: NamedColumns) -> ListedImages | None:
-    """The same table without the bytes of images, of which those of single ones are read.
-
-    Returns:
-        None unless the dataset is a folder of `save_to_disk`: the library itself converts all of any other.
+    Those of a folder of `save_to_disk` are read one by one. The library itself converts all of any other dataset, whose
+    images are written at once.
     """
     parsed = DatasetName.parse(name)
-    if not parsed.is_saved:
-        return None
+    dataset = _Dataset(parsed, columns)
+    version = parsed.revision if parsed.folder is None else file_versions(_files(parsed.folder))
+    short = parsed.path if parsed.folder is None else parsed.folder.resolve().name
+    folder = list_folder(root, "hugging_face", short, columns, [parsed.configuration, version])
+    return list_images(folder, str(parsed), dataset.samples, dataset.read, columns, whole=not parsed.is_saved)
 
-    def samples() -> Iterator[Sample]:
-        with _one_line_errors(parsed):
-            for number, (dataset, values) in enumerate(_splits(_load(parsed, "")[0], parsed)):
-                chosen = choose_columns(dataset.features.arrow_schema, columns, str(parsed))
-                for sample in chosen.listed(dataset.with_format("arrow").iter(BATCH_SIZE), str(parsed), number):
+
+class _Dataset:
+    """A dataset that is loaded when it is first read.
+
+    Args:
+        name: What is read.
+        columns: The columns that the user names.
+    """
+
+    def __init__(self, name: DatasetName, columns: NamedColumns) -> None:
+        self.name, self.columns, self.scratch = name, columns, ""
+
+    def samples(self, scratch: Path) -> Iterator[Sample]:
+        """All images; the library converts the dataset in the folder `scratch`."""
+        self.scratch = str(scratch)
+        with _one_line_errors(self.name):
+            if self._has_relevance:
+                yield from relevance_samples(self._loaded, self.name, self.columns)
+                return
+            for number, (dataset, values) in enumerate(self._parts):
+                chosen = choose_columns(dataset.features.arrow_schema, self.columns, str(self.name))
+                batches = dataset.with_format("arrow").iter(BATCH_SIZE)
+                for sample in chosen.samples(batches, f"{self.name}, split {dataset.split}", number):
                     yield Sample(sample.image, sample.name, sample.values | values)
 
-    folder = _export_folder(parsed, root, columns)
-    return list_images(folder, str(parsed), samples, partial(_read_located, parsed, columns), columns)
+    def read(self, locations: Integers) -> Iterator[bytes]:
+        """The bytes of the images of some rows."""
+        with _one_line_errors(self.name):
+            for number, (dataset, _) in enumerate(self._parts):
+                image = choose_columns(dataset.features.arrow_schema, self.columns, str(self.name)).image
+                rows = locations[locations[:, 0] == number, 1].tolist()
+                chosen = dataset.select_columns([image]).with_format("arrow")
+                for first in range(0, len(rows), BATCH_SIZE):
+                    for content in chosen[rows[first : first + BATCH_SIZE]].column(image).to_pylist():
+                        yield content["bytes"]
 
+    @cached_property
+    def _loaded(self) -> dict[str, Any]:
+        """The datasets of each split; or the corpus, the queries and their relevance.
 
-def _read_located(name: DatasetName, columns: NamedColumns, locations: Integers) -> Iterator[bytes]:
-    """The bytes of the images of some rows."""
-    with _one_line_errors(name):
-        for number, (dataset, _) in enumerate(_splits(_load(name, "")[0], name)):
-            image = choose_columns(dataset.features.arrow_schema, columns, str(name)).image
-            rows = locations[locations[:, 0] == number, 1].tolist()
-            chosen = dataset.select_columns([image]).with_format("arrow")
-            for first in range(0, len(rows), BATCH_SIZE):
-                for content in chosen[rows[first : first + BATCH_SIZE]].column(image).to_pylist():
-                    yield content["bytes"]
+        Downloads are kept in the library's own cache; `scratch` is for what it converts them to.
+        """
+        datasets = import_extra("datasets", "datasets", str(self.name))
+        if self.name.is_saved:
+            loaded = datasets.load_from_disk(self.name.path)
+            return {str(loaded.split or "train"): loaded} if hasattr(loaded, "split") else dict(loaded)
+        with condensed_retries():
+            load = partial(datasets.load_dataset, self.name.path, revision=self.name.revision, cache_dir=self.scratch)
+            known = datasets.get_dataset_config_names(self.name.path, revision=self.name.revision)
+            parts = relevance_configurations(known) if self.name.configuration is None else None
+            if parts is None:
+                return dict(load(self.name.configuration))
+            return {part: _test_split(load(each), f"{self.name}, {each}") for part, each in parts.items()}
 
+    @cached_property
+    def _parts(self) -> list[tuple[Any, dict[str, str]]]:
+        """The datasets with images, and what is known of each."""
+        loaded = self._loaded
+        return [(loaded[each], {}) for each in SIDES] if self._has_relevance else list(_splits(loaded, self.name))
 
-def _export_folder(name: DatasetName, root: str | Path | None, columns: NamedColumns) -> Path:
-    version = name.revision if name.folder is None else file_versions(_files(name.folder))
-    short = name.path if name.folder is None else name.folder.resolve().name
-    return export_folder(root, "hugging_face", short, columns, [name.configuration, version])
+    @property
+    def _has_relevance(self) -> bool:
+        return {*self._loaded} == {*SIDES, "qrels"}
 
 
 @contextmanager
@@ -127,37 +289,10 @@ def _files(folder: Path) -> list[Path]:
     return sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
-def _load(name: DatasetName, cache: str) -> tuple[dict[str, Any], bool]:
-    """The datasets of each split; or the corpus, the queries and their relevance, and whether it is these.
-
-    Downloads are kept in the library's own cache; `cache` is for what it converts them to.
-    """
-    datasets = import_extra("datasets", "datasets", str(name))
-    if name.is_saved:
-        loaded = datasets.load_from_disk(name.path)
-        return ({str(loaded.split or "train"): loaded} if hasattr(loaded, "split") else dict(loaded)), False
-    with condensed_retries():
-        known = datasets.get_dataset_config_names(name.path, revision=name.revision)
-        parts = relevance_configurations(known) if name.configuration is None else None
-        load = partial(datasets.load_dataset, name.path, revision=name.revision, cache_dir=cache)
-        if parts is None:
-            return dict(load(name.configuration)), False
-        return {part: _test_split(load(each), f"{name}, {each}") for part, each in parts.items()}, True
-
-
 def _test_split(loaded: Any, source: str) -> Any:
     if "test" not in loaded and len(loaded) > 1:
         raise InputError(f"{source}: the splits are {', '.join(loaded)}; there must be a test split, or one only")
     return loaded["test"] if "test" in loaded else next(iter(loaded.values()))
-
-
-def _samples(loaded: Mapping[str, Any], name: DatasetName, columns: NamedColumns) -> Iterator[Sample]:
-    """The images of all splits."""
-    for dataset, values in _splits(loaded, name):
-        chosen = choose_columns(dataset.features.arrow_schema, columns, str(name))
-        batches = dataset.with_format("arrow").iter(BATCH_SIZE)
-        for sample in chosen.samples(batches, name.folder, f"{name}, split {dataset.split}"):
-            yield Sample(sample.image, sample.name, sample.values | values)
 
 
 def _splits(loaded: Mapping[str, Any], name: DatasetName) -> Iterator[tuple[Any, dict[str, str]]]:

@@ -2,40 +2,88 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import prepare_folder
-from vicinal.data.containers.export import (
-    TABLE,
-    Location,
-    NamedColumns,
-    Sample,
-    check_frame,
-    check_labels,
-    file_suffix,
-    image_path,
-    sample_frame,
-)
+from vicinal.data.benchmarks.cache import cache_folder, prepare_folder
+from vicinal.data.columns import validate_frame
+from vicinal.data.images.formats import is_image_file
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
-from vicinal.utils.console import track
+from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
 
-LOCATIONS = "locations.npy"
+TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complete", ".scratch"
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image
 NOWHERE = (-1, 0, 0)  # of an image that is a file of its own
+FILES_PER_FOLDER = 1000
+ROWS_PER_FRAME = 2**18  # that are objects of Python at a time
 
 ReadImages = Callable[[Integers], Iterator[bytes | None]]
 """From the locations of some images, int64 `[n, 3]`, in the order of the container, to their bytes."""
+
+
+@dataclass(frozen=True)
+class NamedColumns:
+    """The columns of a container that the user names.
+
+    Args:
+        image: The column of images; None: it can be told.
+        label: The column of labels; None: it can be told, or there is none.
+        needs_labels: Whether a container without labels is an error.
+    """
+
+    image: str | None
+    label: str | None
+    needs_labels: bool
+
+    @classmethod
+    def of_table(cls, path_column: str | None, label_column: str | None) -> NamedColumns:
+        """The columns by the arguments of :func:`~vicinal.data.load_table`; the names of a table name nothing here."""
+        image, label = (None if each in ("path", "label") else each for each in (path_column, label_column))
+        return cls(image, label, label_column is not None)
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a container holds the bytes of an image.
+
+    Args:
+        file: The number of the file, or of the split.
+        start: The first byte, or the row.
+        size: How many bytes there are; 0 where it is a row.
+    """
+
+    file: int
+    start: int
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image of a container.
+
+    Args:
+        image: Where its bytes are, or a file that stays where it is; None: there is none, and the sample is left out.
+        name: Its name in the container, or an empty text.
+        values: Its columns. An image without a `label`, where others have one, is left out.
+    """
+
+    image: Path | Location | None
+    name: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +98,7 @@ class ListedImages:
 
     Example:
         >>> images = ListedImages(Table(pd.DataFrame({"path": ["owl.jpg"], "label": ["owl"]})))
-        >>> images.write(images.table.paths)  # they are files already
+        >>> images.write()  # they are files already
     """
 
     table: Table
@@ -58,75 +106,140 @@ class ListedImages:
     read: ReadImages = iter
     source: str = ""
 
-    def write(self, paths: Iterable[str]) -> None:
-        """Write the images with these paths, if they are not there; each is complete or absent, whatever happens.
+    def write(self, paths: Iterable[str] | None = None) -> None:
+        """Write the images with these paths, or all, if they are not there; each is complete or absent at any time.
 
         Raises:
             InputError: The container cannot be read, or a file cannot be written.
         """
-        if self.folder is None:
+        if self.folder is None or (self.folder / COMPLETE).exists():
             return
         images = os.path.join(os.path.abspath(self.folder), "images", "")  # without "..", as the paths of tables
-        own = {_row(path): path for path in paths if path.startswith(images)}
+        wanted = self.table.paths if paths is None else paths
+        own = {_row(path): path for path in wanted if path.startswith(images)}
         located = np.load(self.folder / LOCATIONS, mmap_mode="r")
         rows = sorted(row for row, path in own.items() if not _is_there(path, located[row, 2]))
-        if rows:
-            contents = iter(track(self.read(located[rows]), "writing images", len(rows)))
-            for row in rows:
-                content = next(contents, None)
-                if content is None:
-                    raise InputError(f"{self.source}: has changed while it was read; start again")
-                _write(Path(own[row]), content)
+        _write_rows(rows, own, located, self.read, self.source)
+        if paths is None:
+            (self.folder / COMPLETE).touch()
 
 
 def list_images(
-    folder: Path, source: str, samples: Callable[[], Iterable[Sample]], read: ReadImages, columns: NamedColumns
+    folder: Path,
+    source: str,
+    samples: Callable[[Path], Iterable[Sample]],
+    read: ReadImages,
+    columns: NamedColumns,
+    whole: bool = False,
 ) -> ListedImages:
     """List the images of a container in a folder; later calls only read the list.
 
-    Rows, their order and their columns are those of :func:`~vicinal.data.containers.export.export_images`, but for the
-    paths: each image has a file of its own there, even if another one has the same bytes.
+    Each image has a file of its own there, unless several samples have one location.
 
     Args:
-        folder: The folder to write, as of `export_folder`; another one is made of its name.
+        folder: The folder to write, as of :func:`list_folder`.
         source: The container, for messages.
-        samples: A function that returns the images, with the locations of their bytes.
-        read: How these are read.
+        samples: A function from a folder for temporary files to the images.
+        read: How their bytes are read.
         columns: The columns that the user names.
+        whole: Whether all images are written at once, since the container may be another one at the next call.
 
     Raises:
-        InputError: As of `export_images`.
+        InputError: There are no images, none of the labels that are needed, or a column that is not valid; or
+            writing fails.
     """
-    folder = folder.with_name(f"{folder.name}-listed")
 
     def fill(new: Path) -> None:
-        frame = sample_frame(samples(), source, "listing images", _columns_of)
-        check_labels(frame, source, columns)
+        frame = _sample_frame(samples(new / SCRATCH), source)
+        _check_labels(frame, source, columns)
         locations = frame[WHERE].to_numpy(np.int64)
         frame = frame.drop(columns=WHERE).assign(path=_paths(frame))
-        check_frame(frame, new, source)
+        try:
+            validate_frame(frame, new)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
         np.save(new / LOCATIONS, locations)
+        if whole:
+            own = {_row(path): str(new / path) for path, at in zip(frame["path"], locations, strict=True) if at[0] >= 0}
+            _write_rows(sorted(own), own, locations, read, source)
+            (new / COMPLETE).touch()
+        shutil.rmtree(new / SCRATCH, ignore_errors=True)
         write_table(new / TABLE, frame)
 
     prepare_folder(folder, TABLE, fill)
     table = Table.from_parquet(folder / TABLE, label_column=None)
-    check_labels(table.frame, source, columns)
+    _check_labels(table.frame, source, columns)  # it may have been written where none were needed
     return ListedImages(table, folder, read, source)
 
 
-def _columns_of(sample: Sample) -> dict[str, Any]:
+def list_folder(root: str | Path | None, kind: str, name: str, columns: NamedColumns, version: object) -> Path:
+    """The folder of a container's images, which is another one for other columns or another version of the content."""
+    key = [kind, name, columns.image, columns.label, version]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    short = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-60:].strip("-.")
+    return cache_folder(root) / kind / f"{short}-{digest}"
+
+
+def file_versions(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """The absolute name, size and time of change of each file, which tell whether a file was replaced."""
+    return [(os.path.abspath(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
+
+
+def _check_labels(frame: pd.DataFrame, source: str, columns: NamedColumns) -> None:
+    if columns.needs_labels and "label" not in frame:
+        raise InputError(f"{source}: no labels; name the column that holds them by label_column")
+
+
+def _sample_frame(samples: Iterable[Sample], source: str) -> pd.DataFrame:
+    """The table of samples that have an image, and a label if others have one, with the locations of the images."""
+    frames: list[pd.DataFrame] = []
+    rows: list[dict[str, Any]] = []
+    num_without_image = 0
+    for sample in track(samples, "listing images"):
+        if sample.image is None:
+            num_without_image += 1
+            continue
+        own = {"name": sample.name} if sample.name else {}
+        rows.append({**_location_columns(sample), **own, **sample.values})
+        if len(rows) == ROWS_PER_FRAME:
+            frames, rows = [*frames, pd.DataFrame(rows)], []
+    frames += [pd.DataFrame(rows)] if rows else []
+    if not frames:
+        without = f"; there are {num_without_image:,} samples without one" if num_without_image else ""
+        raise InputError(f"{source}: no images{without}")
+    if num_without_image:
+        log(f"{source}: left out {num_without_image:,} samples without an image")
+    return _labeled(pd.concat(frames, ignore_index=True), source)
+
+
+def _location_columns(sample: Sample) -> dict[str, Any]:
     """The location of an image, with the suffix of its file, or the path of the file that it is."""
-    image = sample.image
-    if isinstance(image, Location):
-        path, where = file_suffix(sample.name), astuple(image)
-    else:
-        path, where = os.path.abspath(str(image)), NOWHERE
-    return {"path": path, **dict(zip(WHERE, where, strict=True))}
+    if isinstance(sample.image, Location):
+        suffix = os.path.splitext(sample.name)[1].lower() if is_image_file(sample.name) else ""
+        return {"path": suffix, **dict(zip(WHERE, astuple(sample.image), strict=True))}
+    return {"path": os.path.abspath(str(sample.image)), **dict(zip(WHERE, NOWHERE, strict=True))}
+
+
+def _labeled(frame: pd.DataFrame, source: str) -> pd.DataFrame:
+    """The rows with a label; all rows, without that column, if none has a label."""
+    if "label" not in frame:
+        return frame
+    has_label = frame["label"].notna()
+    if not has_label.any():
+        return frame.drop(columns="label")
+    if not has_label.all():
+        log(f"{source}: left out {(~has_label).sum():,} images without a label")
+    return frame[has_label].infer_objects().reset_index(drop=True)
 
 
 def _paths(frame: pd.DataFrame) -> list[str]:
-    named = zip(frame["path"], frame[WHERE[0]], strict=True)
-    return [path if file < 0 else image_path(row, path) for row, (path, file) in enumerate(named)]
+    """The paths of all images: of those of a container relative to its folder, the same ones for one location."""
+    first: dict[tuple[int, ...], str] = {}
+    paths = []
+    for row, (path, *where) in enumerate(zip(*(frame[name].tolist() for name in ("path", *WHERE)), strict=True)):
+        own = f"images/{row // FILES_PER_FOLDER:05d}/{row:08d}{path}"
+        paths.append(path if where[0] < 0 else first.setdefault(tuple(where), own))
+    return paths
 
 
 def _row(path: str) -> int:
@@ -141,6 +254,18 @@ def _is_there(path: str, size: int) -> bool:
     except OSError:
         return False
     return written == size if size else written > 0
+
+
+def _write_rows(rows: list[int], paths: dict[int, str], locations: Integers, read: ReadImages, source: str) -> None:
+    """Write the images of some rows."""
+    if not rows:
+        return
+    contents = iter(track(read(locations[rows]), "writing images", len(rows)))
+    for row in rows:
+        content = next(contents, None)
+        if content is None:
+            raise InputError(f"{source}: has changed while it was read; start again")
+        _write(Path(paths[row]), content)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from vicinal.data.columns import SPLIT_NAMES, is_known_column
-from vicinal.data.containers.export import (
+from vicinal.data.containers.listing import (
+    ListedImages,
     Location,
     NamedColumns,
     Sample,
-    export_folder,
-    export_images,
     file_versions,
+    list_folder,
+    list_images,
 )
-from vicinal.data.containers.listing import ListedImages, list_images
-from vicinal.data.folders import IMAGE_SUFFIXES
-from vicinal.data.table import Table
+from vicinal.data.images.formats import IMAGE_SUFFIXES
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line, unreadable
@@ -39,7 +36,6 @@ from vicinal.utils.files import check_regular_file
 from vicinal.utils.threads import thread_pool
 
 MAX_END = 2**20  # bytes after the last member that are looked at; tar fills up to 10 kB, if it is not told otherwise
-MAX_SHARDS = 1_000_000
 MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
@@ -47,29 +43,17 @@ Members: TypeAlias = "dict[str, bytes | Location]"
 SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
-def read_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> Table:
-    """The table of WebDataset shards; :func:`~vicinal.data.containers.load_container` has the rules."""
-    shards = find_shards(pattern)
-    reader = _ShardReader.of(columns)
-    samples = lambda scratch: _with_splits(shards, map(reader.read, shards))  # noqa: E731
-    return export_images(_folder(shards, root, columns), f"wds:{pattern}", samples, columns)
-
-
 def list_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> ListedImages:
-    """The same table without the bytes of images, of which those of single ones are read."""
+    """The images of WebDataset shards; :func:`~vicinal.data.containers.list_container` has the rules."""
     shards = find_shards(pattern)
     reader = _ShardReader.of(columns)
 
-    def samples() -> Iterator[Sample]:
+    def samples(scratch: Path) -> Iterator[Sample]:
         with thread_pool() as pool:  # that wait for the file system
             yield from _with_splits(shards, pool.map(reader.locate, shards, range(len(shards))))
 
-    folder = _folder(shards, root, columns)
+    folder = list_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
     return list_images(folder, f"wds:{pattern}", samples, partial(_read_located, shards), columns)
-
-
-def _folder(shards: list[Path], root: str | Path | None, columns: NamedColumns) -> Path:
-    return export_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
 
 
 def _with_splits(shards: list[Path], samples: Iterable[Iterable[Sample]]) -> Iterator[Sample]:
@@ -102,28 +86,28 @@ def find_shards(pattern: str) -> list[Path]:
     Raises:
         InputError: There are none, or some of a range are absent.
     """
-    if math.prod(int(high) - int(low) + 1 for low, high in RANGE.findall(pattern)) not in range(1, MAX_SHARDS + 1):
-        raise InputError(f"wds:{pattern}: a range is empty, or there are more than {MAX_SHARDS:,} shards")
-    texts = [each if number % 2 == 0 else None for number, each in enumerate(re.split(r"(\{\d+\.\.\d+\})", pattern))]
-    choices = [_numbers(*found) for found in RANGE.findall(pattern)]
     shards: list[Path] = []
-    for numbers in product(*choices):
-        remaining = iter(numbers)
-        name = "".join(next(remaining) if text is None else text for text in texts)
+    for name in _expanded(pattern):
         shards += sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else [Path(name)]
     absent = [str(shard) for shard in shards if not shard.exists()]
     if absent or not shards:
-        found = (
-            f"{len(absent):,} of {len(shards):,} shards are absent: {', '.join(absent[:3])}" if absent else "no file"
-        )
+        number = f"{len(absent):,} of {len(shards):,} shards are absent: {', '.join(absent[:3])}"
+        found = number if absent else "no file"
         raise InputError(f"wds:{pattern}: {found}; give tar files, such as wds:train-{{000000..000010}}.tar")
     for shard in shards:
         check_regular_file(shard)
     return shards
 
 
-def _numbers(low: str, high: str) -> list[str]:
-    return [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+def _expanded(pattern: str) -> Iterator[str]:
+    """The names that a pattern with ranges stands for."""
+    found = RANGE.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    low, high = found.groups()
+    for number in range(int(low), int(high) + 1):
+        yield from _expanded(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
 
 
 def _splits(shards: list[Path]) -> list[str | None]:
@@ -148,24 +132,19 @@ class _ShardReader:
     def of(cls, columns: NamedColumns) -> _ShardReader:
         return cls(columns.image, LABELS if columns.label is None else (columns.label,))
 
-    def read(self, shard: Path) -> Iterator[Sample]:
-        """The samples with the bytes of their images."""
-        return self._samples(shard, None)
-
     def locate(self, shard: Path, number: int) -> list[Sample]:
         """The samples with the locations of their images; the number is that of the shard."""
-        return [*self._samples(shard, number)]
-
-    def _samples(self, shard: Path, number: int | None) -> Iterator[Sample]:
+        samples = []
         is_said = False
         for key, members in self._groups(shard, number):
             sample = self._sample(key, members, f"{shard}, sample {key!r}")
             if not is_said and sample.image is not None and "label" not in sample.values and _has_dots(sample.name):
                 log(f"{shard}: {sample.name} has no label: the name of a sample ends at its first dot, here {key}")
                 is_said = True
-            yield sample
+            samples.append(sample)
+        return samples
 
-    def _groups(self, shard: Path, number: int | None) -> Iterator[tuple[str, Members]]:
+    def _groups(self, shard: Path, number: int) -> Iterator[tuple[str, Members]]:
         """The name of each sample, and its members by their suffixes."""
         key: str | None = None
         members: Members = {}
@@ -182,11 +161,8 @@ class _ShardReader:
         if key is not None and members:
             yield key, members
 
-    def _members(self, shard: Path, number: int | None) -> Iterator[tuple[str, bytes | Location]]:
-        """The names and contents of the members that are read. Nothing is unpacked under its own name.
-
-        If the shard has a number, the locations of images are in the place of their contents.
-        """
+    def _members(self, shard: Path, number: int) -> Iterator[tuple[str, bytes | Location]]:
+        """The members that are read: the locations of images, the contents of others. Nothing is unpacked."""
         try:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
@@ -195,11 +171,9 @@ class _ShardReader:
                     if not member.isreg() or member.issparse():
                         raise InputError(f"{shard}: {member.name!r} is no plain file in the archive, which shards hold")
                     if member.size > MAX_BYTES:
-                        size = f"{member.size / 1e6:,.0f} MB"
-                        raise InputError(
-                            f"{shard}: {member.name!r} has {size}; at most {MAX_BYTES / 1e6:,.0f} are read"
-                        )
-                    if number is not None and self._is_image(member.name):
+                        raise InputError(f"{shard}: {member.name!r} has {member.size / 1e6:,.0f} MB; at most "
+                                         f"{MAX_BYTES / 1e6:,.0f} are read")  # fmt: skip
+                    if self._is_image(member.name):
                         yield member.name, Location(number, member.offset_data, member.size)
                         continue
                     file = tar.extractfile(member)
@@ -239,7 +213,9 @@ class _ShardReader:
         label = next((_text(texts[each], where) for each in self._label_members if each in texts), None)
         if label is None:
             label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
-        return Sample(members.get(suffix), f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
+        image = members.get(suffix)
+        assert not isinstance(image, bytes)
+        return Sample(image, f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
 
 
 def _check_end(shard: Path, offset: int) -> None:
@@ -250,12 +226,8 @@ def _check_end(shard: Path, offset: int) -> None:
     with shard.open("rb") as file:
         file.seek(offset)
         end = file.read(MAX_END)
-    if end[: tarfile.BLOCKSIZE].strip(b"\0"):
-        raise tarfile.ReadError(f"damaged at byte {offset:,}")
-    if len(end) < tarfile.BLOCKSIZE:
-        raise tarfile.ReadError(f"cut off at byte {offset + len(end):,}: the end of the archive is missing")
-    if end.strip(b"\0"):
-        raise tarfile.ReadError("another archive follows its end; join archives by tar --concatenate, not by cat")
+    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+        raise tarfile.ReadError(f"damaged, cut off or joined to another archive at byte {offset:,}")
 
 
 def _is_hidden(name: str) -> bool:

@@ -16,8 +16,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.color_profile import profile_transform, to_srgb
-from vicinal.data.images.counted_file import CountedFile
-from vicinal.data.images.heif import HEIF_NEEDS, register_heif
+from vicinal.data.images.formats import HEIF_NEEDS, CountedFile, register_heif
 from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file

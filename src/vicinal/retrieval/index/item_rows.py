@@ -11,8 +11,7 @@ import pandas as pd
 from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import Kinds, column_values, converted
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.data.condition_sql import SQLWriter
-from vicinal.data.conditions import fulfilling
+from vicinal.data.conditions import SQLWriter, fulfilling
 from vicinal.data.table import Table
 from vicinal.retrieval.index.database import CHUNK, Database
 from vicinal.retrieval.index.index_state import Columns

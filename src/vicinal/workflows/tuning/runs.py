@@ -20,8 +20,8 @@ from vicinal.utils.errors import InterruptedRunError, TrainingStoppedError, one_
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.utils.run_folder import RunFolder, read_log
-from vicinal.workflows.evaluation_settings import BENCHMARK_PROTOCOLS, VEHICLE_ID
-from vicinal.workflows.tuning.divisions import with_table
+from vicinal.workflows.settings import BENCHMARK_PROTOCOLS, VEHICLE_ID
+from vicinal.workflows.tuning.study_folder import with_table
 
 if TYPE_CHECKING:
     from vicinal.training.recipes.recipe import Recipe

@@ -18,13 +18,6 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
-from vicinal.workflows.tuning.divisions import (
-    FINAL,
-    check_table,
-    final_table,
-    load_study_table,
-    search_tables,
-)
 from vicinal.workflows.tuning.runs import (
     Best,
     Curve,
@@ -36,7 +29,15 @@ from vicinal.workflows.tuning.runs import (
     start_process,
 )
 from vicinal.workflows.tuning.settings import TuneSettings
-from vicinal.workflows.tuning.study_folder import StudyFolder, open_study
+from vicinal.workflows.tuning.study_folder import (
+    FINAL,
+    StudyFolder,
+    check_table,
+    final_table,
+    load_study_table,
+    open_study,
+    search_tables,
+)
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.trials import (
     CURVE,

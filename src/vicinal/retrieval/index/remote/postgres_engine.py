@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vicinal.data.column_kinds import Kinds
-from vicinal.data.condition_sql import EVERY_ROW, SQLFilter
 from vicinal.data.condition_syntax import Condition
+from vicinal.data.conditions import EVERY_ROW, SQLFilter
 from vicinal.retrieval.index.kinds import HNSW_SEARCH, MAX_RESCORE, Kind
 from vicinal.retrieval.index.metadata import Record
 from vicinal.retrieval.index.remote.engine_url import EngineURL

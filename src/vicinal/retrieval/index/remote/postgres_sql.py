@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from psycopg import sql
 
 from vicinal.data.column_kinds import ColumnKind
-from vicinal.data.condition_sql import SQLFilter, SQLWriter
+from vicinal.data.conditions import SQLFilter, SQLWriter
 from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINKS, MIN_NEIGHBORS, Kind
 
 TYPES = {"integer": "bigint", "floating": "double precision", "boolean": "boolean", "string": "text"}

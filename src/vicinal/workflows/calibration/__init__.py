@@ -1,1 +1,0 @@
-"""Thresholds and probabilities of matches, calibrated and saved where they are used."""

@@ -1,0 +1,171 @@
+"""Embeddings with the table of their images, and those that are stored in files, shards and indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os.path import basename
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.columns import COLUMN_FLAGS
+from vicinal.data.embedding_files import (
+    load_embeddings,
+    load_labels,
+    load_vectors,
+    read_fingerprint,
+    read_own_images,
+)
+from vicinal.data.table import Table
+from vicinal.retrieval.scores import BLOCK_ROWS
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
+from vicinal.utils.memory import temporary_map
+
+if TYPE_CHECKING:
+    from vicinal.evaluation.model_costs import ModelCost
+    from vicinal.export.exported_embedder import ExportedEmbedder
+    from vicinal.models import Embedder
+    from vicinal.retrieval import ImageIndex
+
+_UNNAMED: dict[str, str | None] = dict.fromkeys(COLUMN_FLAGS)
+_NONE_NAMED: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class EmbeddedTable:
+    """Embeddings, the table of their images, and where they come from.
+
+    Args:
+        vectors: float32 [n, d].
+        table: n rows.
+        origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
+            that they were read from.
+        postprocessing: names of the steps after the model; different steps have different names.
+        cost: what the model costs, if that was asked for.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
+        engine: what ran the model, if that is known.
+    """
+
+    vectors: Floats
+    table: Table
+    origin: Embedder | ExportedEmbedder | ImageIndex | str
+    postprocessing: tuple[str, ...] = ()
+    cost: ModelCost | None = None
+    backbone: str | None = None
+    num_left_out: int = 0
+    engine: str | None = None
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Identifies the model, if it is known, and the steps after it.
+
+        It is computed when it is asked for, because it reads all weights of a model.
+        """
+        model = read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        return None if model is None else "+".join([model, *self.postprocessing])
+
+
+def load_index(source: str, mapped: bool = False) -> EmbeddedTable:
+    """The embeddings of an index, with their table."""
+    from vicinal.retrieval import Index
+
+    index: ImageIndex = Index.load(source)
+    if mapped and "://" not in source:  # a database may change between its vectors and its rows
+        frame = index.metadata.frame
+        vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
+    else:
+        vectors, frame = index.contents()
+    return EmbeddedTable(vectors, Table(frame), index)
+
+
+def load_file(
+    source: str, mapped: bool = False, columns: Mapping[str, str] = _NONE_NAMED, labels: str | None = None
+) -> EmbeddedTable:
+    """Embeddings of a file or a folder of shards, with their own table or that of a file of labels.
+
+    Args:
+        source: the file or folder.
+        mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
+        columns: the names of the columns of paths and labels, by flag.
+        labels: a file of labels, see :func:`~vicinal.data.load_labels`, instead of the table of the source. It gets
+            the paths of that table, if it has none.
+
+    Raises:
+        InputError: a file cannot be read, a column does not exist, or there is not one label per embedding, in the same
+            order where both tables have paths.
+    """
+    if labels is None:
+        vectors, table = load_embeddings(source, mapped)
+        return EmbeddedTable(vectors, with_named_columns(table, source, columns), source)
+    vectors, table = load_vectors(source, mapped), load_labels(labels, **columns)
+    if len(table) != len(vectors):
+        raise InputError(
+            f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
+        )
+    return EmbeddedTable(vectors, _with_own_images(table, labels, source), source)
+
+
+def _with_own_images(table: Table, labels: str, source: str) -> Table:
+    """A table of labels with the paths that the file of embeddings knows, if the labels have none of their own.
+
+    Raises:
+        InputError: both have paths, and these are not of the same files; their folders may differ.
+    """
+    own = read_own_images(source)
+    if "path" not in own or len(own) != len(table):
+        return table
+    if not table.has("path"):
+        unknown = own.drop(columns=table.frame.columns, errors="ignore")
+        return Table(pd.concat([table.frame, unknown], axis=1), Path(source).parent)
+    for row, (path, embedded) in enumerate(zip(table.paths, own["path"], strict=True)):
+        if basename(path) != basename(embedded):
+            raise InputError(
+                f"{labels}: row {row} is of {basename(path)}, but its embedding in {source} of {basename(embedded)}; "
+                "put the rows in the order of the embeddings"
+            )
+    return table
+
+
+def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
+    """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
+
+    What Vicinal stored has them already, and may be asked for by the names that they had before.
+
+    Args:
+        table: as it was read.
+        source: the file or folder that it was read from.
+        columns: the names, by flag.
+
+    Raises:
+        InputError: the table has neither a column of the name nor a usual one.
+    """
+    for flag, name in columns.items():
+        usual, known = COLUMN_FLAGS[flag], list(table.frame.columns)
+        if name in known:
+            table = Table.from_frame(table.frame, Path(source).parent, **{**_UNNAMED, flag: name})
+        elif usual not in known:
+            raise InputError(f"{source}: no column {name!r}; the columns are {', '.join(known) or 'none'}")
+    return table
+
+
+def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
+    """Some rows of mapped embeddings, mapped too."""
+    if (np.diff(rows) == 1).all():
+        first = int(rows[:1].sum())
+        return vectors[first : first + len(rows)]
+    blocks = (vectors[some] for some in np.split(rows, range(BLOCK_ROWS, len(rows), BLOCK_ROWS)))
+    return temporary_map(blocks, (len(rows), vectors.shape[1]), source)
+
+
+def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
+    """Stored embeddings, whose model is unknown, with what is known of its cost."""
+    from vicinal.evaluation.model_costs import ModelCost
+
+    return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))

@@ -1,1 +1,0 @@
-"""Embedding of a table in several processes or as shards of a job."""

@@ -1,1 +1,0 @@
-"""Embedding on a Ray cluster."""

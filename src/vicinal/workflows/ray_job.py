@@ -1,0 +1,270 @@
+"""Embeddings as a job of Ray Data: images are read on all CPUs of a cluster, and embedded on all its GPUs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vicinal.data.batches.pixel_batches import EmbeddedBatch
+from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.shard_manifest import ShardManifest
+from vicinal.data.table import Table
+from vicinal.utils.console import log, track
+from vicinal.utils.errors import InputError, import_extra, one_line
+from vicinal.workflows.embedding_reader import EmbeddingReader
+from vicinal.workflows.ray_stages import EmbedBlock, RowBatch, as_column, from_column, read_block
+from vicinal.workflows.shards import PART_SIZE, ShardJob, shard_job
+
+LOCAL, RUNNING = "local", "auto"
+ADDRESS = re.compile(r"(?P<host>[^:/\s]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
+CONNECT_SECONDS = 5.0
+SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False}  # of Ray Data
+
+
+@contextmanager
+def ray_cluster(address: str) -> Iterator[Any]:
+    """Connect to a Ray cluster for a block; where the process is connected already, that connection is used.
+
+    Args:
+        address: `local` starts a cluster on this machine, which ends with the block; `auto` is the cluster that this
+            machine belongs to; or else the address of its head node, `HOST:PORT`.
+
+    Yields:
+        The module `ray`.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+    """
+    check_address(address)
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # errors of workers, which are repeated, stay off stdout
+    ray = import_extra("ray", "ray", f"--ray {address}")
+    if ray.is_initialized():
+        yield ray
+        return
+    check_reachable(address)
+    options = {"include_dashboard": False} if address == LOCAL else {}
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of its C++ code in this process
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        text = "no cluster runs on this machine" if address == RUNNING else one_line(error, 200)
+        raise InputError(f"--ray {address}: {text}; --ray local starts one here") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Check the form of an address.
+
+    Raises:
+        InputError: It is another one.
+
+    Example:
+        >>> check_address("head.example:6379")
+        >>> check_address("head.example")
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: --ray head.example: give local, auto, or HOST:PORT of a Ray cluster
+    """
+    match = ADDRESS.fullmatch(address)
+    if address not in (LOCAL, RUNNING) and not (match and 0 < int(match["port"]) < 2**16):
+        raise InputError(f"--ray {address}: give local, auto, or HOST:PORT of a Ray cluster")
+
+
+def check_reachable(address: str) -> None:
+    """Find out quickly whether a server is at an address; Ray would try for minutes.
+
+    Raises:
+        InputError: None is, or it is no address.
+    """
+    check_address(address)
+    match = ADDRESS.fullmatch(address)
+    if match is None:
+        return
+    try:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise InputError(f"--ray {address}: no Ray cluster there ({error.strerror or error})") from None
+
+
+def embed_on_ray(
+    reader: EmbeddingReader,
+    source: str,
+    folder: str | Path,
+    address: str = LOCAL,
+    shard: int = 1,
+    num_shards: int = 1,
+    split: str | None = None,
+    part_size: int = PART_SIZE,
+) -> ShardManifest:
+    """Embed a source, or one shard of it, on a Ray cluster; the files are those of :func:`embed_shard`.
+
+    Tasks read the images, one batch each, and actors hold the model: one per GPU, or without GPUs as many as the CPUs
+    have room for with the threads of PyTorch in this process. This process writes the parts. It can be interrupted or
+    killed, and goes on at the last part if it is started again, with or without Ray. A worker that dies is replaced
+    and its batch repeated; an image whose reading kills the worker again and again is left out like one that is
+    unreadable.
+
+    All machines must have Vicinal installed, and see the images and the model at the same place.
+
+    Args:
+        reader: How images become embeddings; `num_workers` is not used. The precision `auto` is that of this machine.
+        source: As of :func:`embed_shard`.
+        folder: As of :func:`embed_shard`; only this process writes to it.
+        address: `local` for a cluster that is started on this machine; `auto` for the one that the machine belongs to;
+            or `HOST:PORT` of its head node.
+        shard: Number of the shard, from 1.
+        num_shards: How many shards the source is divided into.
+        split: As of :func:`embed_shard`.
+        part_size: Number of images of a part.
+
+    Returns:
+        The manifest of the complete shard.
+
+    Raises:
+        InputError: There is no cluster, its machines differ, or as of :func:`embed_shard`.
+        OSError: A file cannot be written, or the job fails on the cluster.
+    """
+    if reader.device is not None and reader.device.startswith("cuda:"):
+        raise InputError(f"--device {reader.device}: Ray chooses the GPUs; give --device cuda, or cpu")
+    needs_gpus = reader.device == "cuda"
+    reader = replace(reader, device=None if needs_gpus else reader.device)  # this process may have no GPU
+    check_address(address)
+    reader.check_model(source)  # before a cluster is started
+    with ray_cluster(address) as ray, shard_job(reader, source, folder, shard, num_shards, split, part_size) as job:
+        try:
+            with closing(_RayData(ray, job, needs_gpus).embed()) as embedded:
+                return job.complete(track(embedded, "embedding", total=len(job.batches)))
+        except ray.exceptions.RayError as error:
+            text = f"{one_line(error, 200)}; the same command goes on at the last part"
+            raise OSError(errno.EIO, text, f"--ray {address}") from None
+
+
+@dataclass(frozen=True)
+class _RayData:
+    """The pipeline of Ray Data that embeds batches of a shard.
+
+    Args:
+        ray: The module.
+        job: The shard.
+        needs_gpus: Whether a cluster without GPUs is an error.
+    """
+
+    ray: Any
+    job: ShardJob
+    needs_gpus: bool
+
+    @cached_property
+    def _reader(self) -> EmbeddingReader:
+        """The options without the loaded model, whose paths are absolute ones."""
+        model, weights = str(self.job.reader.model), self.job.reader.weights
+        return replace(
+            self.job.reader,
+            model=str(Path(model).resolve()) if Path(model).exists() else model,
+            weights=None if weights is None else str(Path(weights).resolve()),
+        )
+
+    def embed(self) -> Generator[EmbeddedBatch, None, None]:
+        """Yield the missing batches as they are embedded."""
+        if not self.job.batches:
+            return
+        attempts = self.ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Attempts).remote()
+        try:
+            with self._settings() as data, closing(self._blocks(data, attempts)) as blocks:
+                for block in blocks:
+                    for result in from_column(block["embedded"]):
+                        if isinstance(result, str):
+                            raise InputError(result)
+                        yield result
+        finally:
+            self.ray.kill(attempts)
+
+    def _blocks(self, data: Any, attempts: Any) -> Generator[Any, None, None]:
+        """The blocks of the dataset of embeddings, which is computed while they are read."""
+        job = self.job
+        transform = job.reader.batch_embedder(job.source).transform
+        model = (self._reader, job.source, job.manifest.model, torch.get_num_threads(), attempts)
+        dataset = (
+            data.from_items(self._items(), override_num_blocks=len(job.batches))
+            .map_batches(
+                read_block,
+                fn_kwargs={"transform": transform, "attempts": attempts},
+                batch_size=None,
+                num_cpus=1,
+            )
+            .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
+        )
+        yield from dataset.iter_batches(batch_size=None, prefetch_batches=0)
+
+    def _items(self) -> list[dict[str, Any]]:
+        """The batches, with what is needed to read their images."""
+        frame = self.job.table.frame
+        images = Table(frame[[each for each in ("path", *BOX_COLUMNS) if each in frame]])
+        return [{"rows": as_column([RowBatch(rows.start, images.take(rows))])[0]} for rows in self.job.batches]
+
+    def _actors(self, data: Any) -> dict[str, Any]:
+        """How many actors there are, and what each takes of the cluster."""
+        has = self.ray.cluster_resources()
+        num_cpus, num_gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0))
+        if not num_cpus:
+            raise InputError("the Ray cluster has no CPUs, which read the images")
+        if self.needs_gpus and not num_gpus:
+            raise InputError("device cuda cannot be used: the Ray cluster has no GPUs")
+        if num_gpus and self._reader.device != "cpu":
+            log(f"the Ray cluster has {num_cpus:,} CPUs, and {num_gpus:,} GPUs, each with a model")
+            return {"compute": data.ActorPoolStrategy(size=num_gpus), "num_cpus": 0, "num_gpus": 1}
+        size = max(1, num_cpus // torch.get_num_threads())
+        log(f"the Ray cluster has {num_cpus:,} CPUs, and {size:,} models on them")
+        # Models take no CPUs of those that Ray counts, since reading would wait for them forever where there are few.
+        return {"compute": data.ActorPoolStrategy(size=size), "num_cpus": 0}
+
+    @contextmanager
+    def _settings(self) -> Iterator[Any]:
+        """The module `ray.data` with these settings, and without its log."""
+        import ray.data as data
+
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        context = data.DataContext.get_current()
+        before = {name: getattr(context, name) for name in SETTINGS}
+        try:
+            for name, value in SETTINGS.items():
+                setattr(context, name, value)
+            yield data
+        finally:
+            for name, value in before.items():
+                setattr(context, name, value)
+
+
+class Attempts:
+    """An actor that counts how often something was begun and not ended, since its process died.
+
+    Ray repeats a task whose process died without end, and does not tell it so.
+    """
+
+    def __init__(self) -> None:
+        self._begun: Counter[tuple[str, int]] = Counter()
+
+    def begin(self, what: tuple[str, int]) -> int:
+        """Which attempt this is, from 1."""
+        self._begun[what] += 1
+        return self._begun[what]
+
+    def end(self, what: list[tuple[str, int]]) -> None:
+        """Forget what was done."""
+        for each in what:
+            self._begun.pop(each, None)

@@ -1,0 +1,221 @@
+"""What the verbs of the command are asked for. Importing this module loads nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vicinal.utils.arguments import check_fraction, check_nonnegative, check_positive_integer, given
+from vicinal.utils.errors import InputError
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How images become embeddings.
+
+    Args:
+        model: a model folder, a run folder, the name of a model on the Hugging Face Hub, or the name of a pretrained
+            model of timm, such as timm/vit_small_patch14_dinov2.lvd142m or resnet50; needed for images, unless a run
+            is given in their place, which has its own model.
+        weights: a file of weights for a model of timm, such as tf_efficientnet_lite0, in place of the published ones: a
+            state dict or checkpoint (.safetensors, .pth, .pt, .bin, .ckpt, .torch).
+        pooling: the pooling of a model of timm; backbone is its own, and projection its own with CLIP's projection.
+            None takes that of the image embedding which its weights were published with.
+        allow_import: packages whose code a model that was saved by its import path may name, such as my_models; they
+            are imported. None allows none.
+        root: the folder that a table's paths are relative to, or in which a benchmark is stored; for a run whose
+            images have been moved, the folder where they are now.
+        path_column: name of the table's column with the image paths. None takes path, or else the name that the model's
+            run or the index was made with.
+        label_column: name of the table's column with the labels; None as for path_column.
+        labels: labels of a source that is a file of embeddings, with one row per embedding: a .csv or .parquet table
+            with a column label (and coarse, group, split, is_query, is_gallery, ...), or a .npy file. None takes the
+            table in the file of embeddings or beside it.
+        where: use only the rows that fulfill this condition, such as "category == 'cup' and price < 20".
+        batch_size: number of images embedded at a time.
+        num_workers: number of processes that read images.
+        precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
+        device: such as cpu or cuda; None takes a GPU where there is one.
+        engine: what runs the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is
+            faster on a CPU; or auto, which is openvino on a CPU where it is installed, for 500 images or more and if
+            its vectors are those of torch up to 0.0001, else torch.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
+            run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
+            else raise.
+        scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
+            image once, at its own size.
+        max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
+            None embeds the model's own square crop.
+        whitening: a file of PCA whitening that is applied to all embeddings.
+        dim: use only the first dimensions of the embeddings, so many, normalized: shorter vectors of a model that was
+            trained with Matryoshka, or the first components after whitening.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
+    allow_import: tuple[str, ...] | None = None
+    root: str | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    labels: str | None = None
+    where: str | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    precision: Literal["auto", "32", "bf16", "16"] = "auto"
+    device: str | None = None
+    engine: Literal["auto", "torch", "openvino", "onnx"] = "auto"
+    on_error: Literal["raise", "skip"] | None = None
+    scales: tuple[float, ...] | None = None
+    max_size: int | None = None
+    whitening: str | None = None
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size, dim=self.dim))
+        check_nonnegative(self, num_workers=self.num_workers)
+        if self.max_size is not None and self.scales is None:
+            raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """What a calibration is asked for.
+
+    Args:
+        false_accept_rate: the fraction of queries of unknown classes that may be accepted.
+        threshold_by: rate: these classes have that rate; bound: other classes have it too, with the confidence of
+            confidence_level, which needs many classes.
+        score: similarity of the best match, or margin to the best image of any other class.
+        unknown_fraction: the fraction of queries of unknown classes in use, by which probabilities are weighted.
+        confidence_level: of intervals and bounds, between 0 and 1.
+        num_resamples: number of bootstrap samples.
+        seed: seed of everything random.
+
+    Raises:
+        InputError: a setting is impossible.
+    """
+
+    false_accept_rate: float = 0.01
+    threshold_by: Literal["rate", "bound"] = "rate"
+    score: Literal["similarity", "margin"] = "similarity"
+    unknown_fraction: float = 0.5
+    confidence_level: float = 0.95
+    num_resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fraction(self, unknown_fraction=self.unknown_fraction)
+        for name in ("false_accept_rate", "confidence_level"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(f"{name} = {getattr(self, name)} is impossible; use one between 0 and 1")
+
+
+MAX_SEED = 2**32 - 1  # of scikit-learn
+
+
+@dataclass(frozen=True)
+class CleanSettings:
+    """What counts as a finding.
+
+    Args:
+        num_neighbors: neighbors of each image, from which label errors and outliers are told.
+        min_similarity: the least cosine similarity of near duplicates. None takes 0.95 where pixels are compared too,
+            else 0.995.
+        min_pixel_similarity: the least correlation of the pixels of near duplicates.
+        min_outlier_factor: the least local outlier factor of outliers.
+        num_clusters: number of clusters of k-means. None takes HDBSCAN, which needs none.
+        min_cluster_size: the least number of images of a cluster of HDBSCAN.
+        seed: seed of k-means.
+
+    Raises:
+        InputError: a value is impossible.
+    """
+
+    num_neighbors: int = 10
+    min_similarity: float | None = None
+    min_pixel_similarity: float = 0.85
+    min_outlier_factor: float = 3.0
+    num_clusters: int | None = None
+    min_cluster_size: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive_integer(self, num_neighbors=self.num_neighbors, min_cluster_size=self.min_cluster_size)
+        if self.num_clusters is not None:
+            check_positive_integer(self, num_clusters=self.num_clusters)
+        check_nonnegative(self, min_outlier_factor=self.min_outlier_factor)
+        for name in ("min_similarity", "min_pixel_similarity"):
+            value = getattr(self, name)
+            if value is not None and not -1 <= value <= 1:
+                raise InputError(f"{name} = {value} must be from -1 to 1")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed = {self.seed} must be from 0 to {MAX_SEED}")
+
+
+Protocol = Literal["standard", "roxford", "rparis", "vehicle_id", "landmarks_v2", "met"]
+
+REVISITED: tuple[Protocol, ...] = ("roxford", "rparis")
+VEHICLE_ID: Protocol = "vehicle_id"
+BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
+    **{name: name for name in REVISITED},
+    "roxford_1m": "roxford",
+    "rparis_1m": "rparis",
+    **dict.fromkeys(("landmarks_v2", "landmarks_v2_full"), "landmarks_v2"),
+    **dict.fromkeys(("met", "met_mini"), "met"),
+    **dict.fromkeys(("vehicle_id", "vehicle_id_medium", "vehicle_id_small"), VEHICLE_ID),
+}
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is measured, and by which protocol.
+
+    Args:
+        recall_at: the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
+        metrics: names of further metrics: precision@K, mAP@K, positives_recall@K (the fraction of the positives among
+            the first K), MRR.
+        hierarchy: score the coarse labels of the table too.
+        clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
+        protocol: standard, roxford, rparis, vehicle_id, landmarks_v2 or met; None: that of the benchmark the source
+            names, else standard.
+        root: folder of the ground truth of roxford and rparis.
+        group_by: a column of the table; the metrics of each group of queries are given too.
+        intervals: what is resampled for confidence intervals, classes or queries; None: there are no intervals.
+        confidence_level: of the intervals, between 0 and 1.
+        num_resamples: number of bootstrap samples, and of permutations for p-values.
+        seed: seed of everything random.
+
+    Raises:
+        InputError: a metric does not exist, or a setting is impossible.
+    """
+
+    recall_at: Sequence[int] | None = None
+    metrics: Sequence[str] = ()
+    hierarchy: bool = False
+    clusters: bool = False
+    protocol: Protocol | None = None
+    root: str | None = None
+    group_by: str | None = None
+    intervals: Literal["classes", "queries"] | None = None
+    confidence_level: float = 0.95
+    num_resamples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from vicinal.evaluation.metrics import metric_by_name
+        from vicinal.evaluation.resampling import Resampling
+
+        for name in self.metrics:
+            metric_by_name(name)
+        Resampling("classes", self.confidence_level, self.num_resamples, self.seed)
+
+    def protocol_of(self, source: str) -> Protocol:
+        """The protocol of a source: the one that was given, or that of the benchmark it names.
+
+        Example:
+            >>> EvaluationSettings().protocol_of("vehicle_id_small"), EvaluationSettings().protocol_of("run")
+            ('vehicle_id', 'standard')
+        """
+        return self.protocol or BENCHMARK_PROTOCOLS.get(source, "standard")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vicinal.data import Table, load_embeddings, load_table, read_fingerprint, save_embeddings
+from vicinal.utils.errors import InputError
+
+
+def table(rows: int = 3) -> Table:
+    return Table(pd.DataFrame({"path": [f"{row}.png" for row in range(rows)], "label": list(range(rows))}), root="/x")
+
+
+def vectors(rows: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "npy"])
+def test_embeddings_and_table_come_back_bit_for_bit(tmp_path: Path, ending: str) -> None:
+    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
+    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
+    assert found.dtype == np.float32
+    assert np.array_equal(found, vectors())
+    pd.testing.assert_frame_equal(found_table.frame, table().frame)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "npy"])
+def test_a_table_without_columns(tmp_path: Path, ending: str) -> None:
+    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
+    save_embeddings(tmp_path / f"e.{ending}", vectors(), Table(pd.DataFrame(index=range(3))))
+    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
+    assert np.array_equal(found, vectors())
+    assert (len(found_table), list(found_table.frame.columns)) == (3, [])
+
+
+def test_parquet_holds_a_fixed_size_list_and_is_a_table_too(tmp_path: Path) -> None:
+    save_embeddings(tmp_path / "e.parquet", vectors().astype(np.float64), table())
+    assert pq.read_schema(tmp_path / "e.parquet").field("embedding").type == pa.list_(pa.float32(), 4)
+    assert list(load_table(tmp_path / "e.parquet").frame.columns) == ["path", "label"]
+
+
+def test_vectors_of_anyone(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", vectors().astype(np.float16))
+    found, found_table = load_embeddings(tmp_path / "e.npy")
+    assert (found.dtype, len(found_table)) == (np.float32, 3)
+    pq.write_table(pa.table({"embedding": [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "lists.parquet")
+    assert load_embeddings(tmp_path / "lists.parquet")[0].tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros(3), r"vectors: float64 \[3\]; embeddings are real numbers \[rows, dimensions\]"),
+        (np.zeros((3, 0)), r"\[3, 0\]"),
+        (np.zeros((3, 2), dtype=complex), "complex128"),
+        (np.zeros((2, 4)), "2 embeddings for a table of 3 rows"),
+        (np.array([[0.0], [np.nan], [np.inf]]), r"the embedding of row 1 \(and 1 other rows\) is not finite"),
+    ],
+)
+def test_wrong_vectors_are_not_saved(tmp_path: Path, wrong: np.ndarray, message: str) -> None:
+    for ending in ("parquet", "npy"):
+        with pytest.raises(InputError, match=message):
+            save_embeddings(tmp_path / f"e.{ending}", wrong, table())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_endings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"written to a file ending in \.parquet or \.npy"):
+        save_embeddings(tmp_path / "e.csv", vectors(), table())
+    (tmp_path / "e.csv").touch()
+    with pytest.raises(InputError, match=r"read from a file ending in \.parquet or \.npy"):
+        load_embeddings(tmp_path / "e.csv")
+    with pytest.raises(InputError, match=r"lost\.npy: no such file"):
+        load_embeddings(tmp_path / "lost.npy")
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    (tmp_path / "e.npy").write_bytes(pickle.dumps({"no": "array"}))
+    with pytest.raises(InputError, match=r"e\.npy: not a whole \.npy file of numbers"):
+        load_embeddings(tmp_path / "e.npy")
+    np.save(tmp_path / "e.npy", vectors())
+    (tmp_path / "e.csv").write_text("path,label\na.png,1\n")
+    with pytest.raises(InputError, match=r"e\.npy with e\.csv: 3 embeddings for a table of 1 rows"):
+        load_embeddings(tmp_path / "e.npy")
+    table().save(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="no column 'embedding'; its columns are path, label"):
+        load_embeddings(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([[1.0, 2.0], [3.0]], "embeddings have 1 to 2 dimensions"),
+        ([[1.0], None], "with 1 empty; it must be lists of numbers"),
+        ([1.0, 2.0], "embedding is double"),
+        ([[1.0], [float("nan")]], "the embedding of row 1 is not finite"),
+        ([["a"], ["b"]], "embeddings are real numbers"),
+        ([[1.0], [None]], "the embedding of row 1 is not finite"),
+        ([{"x": 1.0}, {"x": 2.0}], r"embedding is struct<x: double> with 0 empty; it must be lists of numbers"),
+        ([[], []], "embeddings are real numbers"),
+    ],
+)
+def test_parquet_columns_that_are_no_embeddings(tmp_path: Path, column: list[object], message: str) -> None:
+    pq.write_table(pa.table({"embedding": column}), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match=message):
+        load_embeddings(tmp_path / "e.parquet")
+
+
+def test_a_csv_of_the_user_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("path\nmine.png\n")
+    save_embeddings(tmp_path / "e.npy", vectors(), table())
+    assert load_embeddings(tmp_path / "e.npy")[1].classes == [0, 1, 2]
+    save_embeddings(tmp_path / "e.npy", vectors(), Table(pd.DataFrame(index=range(3))))
+    assert (tmp_path / "e.csv").read_text() == "path\nmine.png\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "e.npy"]
+
+
+def test_vectors_beside_a_csv_of_the_same_stem(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", vectors())
+    (tmp_path / "e.csv").write_text("path,label\na.png,x\nb.png,y\nc.png,x\n")
+    found = load_embeddings(tmp_path / "e.npy")[1]
+    assert (found.paths[0], found.classes) == (str(tmp_path / "a.png"), ["x", "y"])
+
+
+def test_loaded_vectors_outlive_their_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "e.npy", vectors())
+    found, _ = load_embeddings(tmp_path / "e.npy")
+    (tmp_path / "e.npy").write_bytes(b"")
+    found += 1
+    assert np.array_equal(found, vectors() + 1)
+
+
+def test_lists_of_two_lengths_in_two_pieces(tmp_path: Path) -> None:
+    pieces = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([[3.0, 4.0], [5.0, 6.0]])])
+    pq.write_table(pa.table({"embedding": pieces}), tmp_path / "e.parquet", row_group_size=1)
+    assert load_embeddings(tmp_path / "e.parquet")[0].tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("columns", [["path", "label"], []])
+def test_a_parquet_file_says_which_model_made_its_vectors(tmp_path: Path, columns: list[str]) -> None:
+    part = Table(table().frame[columns])
+    save_embeddings(tmp_path / "e.PARQUET", vectors(), part, fingerprint="0123456789abcdef")
+    assert read_fingerprint(tmp_path / "e.PARQUET") == "0123456789abcdef"
+    found, found_table = load_embeddings(tmp_path / "e.PARQUET")
+    assert np.array_equal(found, vectors())
+    pd.testing.assert_frame_equal(found_table.frame, part.frame)
+    assert list(pd.read_parquet(tmp_path / "e.PARQUET").columns) == [*columns, "embedding"]
+    save_embeddings(tmp_path / "e.PARQUET", vectors(), part)
+    assert read_fingerprint(tmp_path / "e.PARQUET") is None
+
+
+def test_files_that_do_not_say_which_model_made_them(tmp_path: Path) -> None:
+    save_embeddings(tmp_path / "e.npy", vectors(), table(), fingerprint="0123456789abcdef")
+    assert read_fingerprint(tmp_path / "e.npy") is None
+    pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), tmp_path / "e.parquet")
+    assert read_fingerprint(tmp_path / "e.parquet") is None
+    with pytest.raises(InputError, match=r"lost\.parquet: no such file"):
+        read_fingerprint(tmp_path / "lost.parquet")
+    (tmp_path / "e.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"e\.parquet: not a Parquet file"):
+        read_fingerprint(tmp_path / "e.parquet")

@@ -1,0 +1,137 @@
+"""Lists of training images with labels of their own, as PRISM published them for CUB, Cars196 and SOP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import output
+from tests.data.benchmarks.published import (
+    accept_small,
+    write_cars,
+    write_cars_class_folders,
+    write_cars_devkit,
+    write_cub,
+    write_lines,
+    write_sop,
+)
+from tests.data.benchmarks.published_more import cub_rows, write_cub_train_list
+from vicinal.data import DataSettings, Table, load_dataset, load_table
+from vicinal.data.dataset import use_train_list
+from vicinal.utils.errors import InputError
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    accept_small(monkeypatch, "cub", "cars", "sop")
+    write_cub(tmp_path)
+    return tmp_path
+
+
+def test_the_labels_are_those_of_the_list(root: Path) -> None:
+    table = use_train_list(load_table("cub", root=root), write_cub_train_list(root))
+    training, own = table.subset("train"), load_table("cub", root=root)
+    assert sorted(training.paths) == sorted(own.subset("train").paths)
+    assert training.frame["label"].tolist()[:6] == ["listed/4", "listed/4", *["listed/1"] * 3, "listed/2"]
+    assert training.class_counts.tolist() == [3, 5, 5, 7, 5, 5]
+    assert training.frame["box_x_1"].tolist() == [2] * 30
+    assert table.subset("test").frame[["path", "label"]].equals(own.subset("test").frame[["path", "label"]])
+
+
+def test_noise_is_known_if_the_clean_list_is_there(root: Path) -> None:
+    table = load_table("cub", root=root)
+    frame = use_train_list(table, write_cub_train_list(root)).frame
+    assert frame["noisy_label"].tolist() == [True] * 2 + [False] * 48
+    assert frame["label_clean"].tolist()[:3] == ["listed/1"] * 3
+    assert (frame["label"] != frame["label_clean"]).tolist() == frame["noisy_label"].tolist()
+    clean = use_train_list(table, root / "CUB_0.1noised_cleaned_train.csv")
+    assert len(clean.subset("train")) == 28
+    assert not clean.has("noisy_label")
+
+
+def test_a_class_without_clean_images_is_one_of_its_own(root: Path) -> None:
+    rows = cub_rows(*range(1, 7))
+    write_lines(root / "CUB_0.25smallclusternoised_cleaned_train.csv", *rows[5:])
+    write_lines(root / "CUB_0.25smallclusternoised_train.csv", *(row[:-1] + "6" for row in rows[:5]), *rows[5:])
+    frame = use_train_list(load_table("cub", root=root), root / "CUB_0.25smallclusternoised_train.csv").frame
+    assert set(frame["label_clean"][:5]) == {"class/001.Bird_1"}
+    assert frame["noisy_label"].sum() == 5
+
+
+def car_rows() -> list[str]:
+    """As published: a folder per class, the second of two images of one name with a suffix, numbers as labels."""
+    names = ["00001.jpg", "00002.jpg", "00003.jpg", "00001_2.jpg", "00002_2.jpg"]
+    return [f"/data/cars196/images/Model 1 C-V 2012/{name},7" for name in names]
+
+
+def all_car_rows(table: Table) -> list[str]:
+    """The other classes too, each image under the name that it has, in the folder of its class."""
+    frame = table.subset("train").frame
+    others = frame[frame["label"] != 1]
+    names: set[str] = set()
+    rows = car_rows()
+    for path, label in zip(others["path"], others["label"], strict=True):
+        name = f"Model {label} C-V 2012/{Path(path).name}"
+        rows.append(f"/data/cars196/images/{name.replace('.jpg', '_2.jpg') if name in names else name},{label}")
+        names.add(name)
+    return rows
+
+
+@pytest.mark.parametrize("write", [write_cars_devkit, write_cars_class_folders])
+def test_cars_with_training_and_test_images_of_the_same_names(root: Path, write: Callable[[Path], None]) -> None:
+    write(root / "cars")
+    table = load_table("cars", root=root)
+    write_lines(root / "list.csv", *all_car_rows(table))
+    listed = use_train_list(table, root / "list.csv").subset("train")
+    assert len(set(listed.paths)) == 30
+    folders = ["test" if "test" in path.removeprefix(str(root)) else "train" for path in listed.paths[:5]]
+    assert folders == ["train"] * 3 + ["test"] * 2
+    clean = dict(zip(table.paths, table.frame["label"], strict=True))
+    expected = [label if label != 1 else 7 for label in map(clean.get, listed.paths)]
+    assert listed.frame["label"].tolist() == [f"listed/{label}" for label in expected]
+    assert use_train_list(table, root / "list.csv").subset("test").classes == ["100", "101", "102", "99"]
+
+
+def test_cars_whose_files_have_other_names(root: Path) -> None:
+    write_cars(root / "cars")
+    write_lines(root / "list.csv", *car_rows())
+    with pytest.raises(InputError, match=r"list\.csv: 5 of 5 images are not in the training split: /data/cars196/imag"):
+        use_train_list(load_table("cars", root=root), root / "list.csv")
+
+
+def test_products(root: Path) -> None:
+    write_sop(root)
+    write_lines(root / "list.csv", *(f"/data/Stanford_Online_Products/bicycle_final/1_{i}.JPG,9" for i in range(5)))
+    listed = use_train_list(load_table("sop", root=root), root / "list.csv").subset("train")
+    assert listed.classes == ["listed/9"]
+    assert listed.has("coarse")
+
+
+def test_a_recipe_and_the_command_read_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write_cub_train_list(root))
+    table = load_dataset(DataSettings("cub", root=str(root), train_list=path, fractions={"train": 0.5, "val": 0.5}))
+    assert {split: len(table.subset(split).classes) for split in table.splits} == {"train": 3, "val": 3, "test": 4}
+    found = json.loads(output(capsys, "data", "cub", "--root", root, "--train_list", path, "--json"))
+    assert found["splits"]["train"]["noise"]["noisy_labels"] == pytest.approx(2 / 30)
+    assert found["splits"]["test"]["num_classes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a/1.jpg"], r"list\.csv, line 1: 1 fields where there must be 2"),
+        (["a/1.jpg,one"], r"list\.csv, line 1: 'one' is not an integer"),
+        (cub_rows(1) + cub_rows(1), r"list\.csv, line 6: /data/.*Bird_1_0000\.jpg is there twice, first in line 1"),
+        (cub_rows(1, 101), r"5 of 10 images are not in the training split: /data/.*/101\.Bird_101/Bird_101_0000\.jpg"),
+        ([], r"list\.csv: names no image"),
+    ],
+)
+def test_bad_lists(root: Path, lines: list[str], message: str) -> None:
+    write_lines(root / "list.csv", *lines)
+    with pytest.raises(InputError, match=message):
+        use_train_list(load_table("cub", root=root), root / "list.csv")
+    with pytest.raises(InputError, match=r"nowhere\.csv: no such file"):
+        use_train_list(load_table("cub", root=root), root / "nowhere.csv")

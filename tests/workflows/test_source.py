@@ -1,0 +1,163 @@
+"""What kind of embedding source a path is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vicinal.cli.main import main
+from vicinal.data import ImageTransform, Table, save_embeddings
+from vicinal.models import Embedder
+from vicinal.retrieval import Index
+from vicinal.utils.errors import InputError
+from vicinal.workflows import Source
+from vicinal.workflows.embedding_reader import EmbeddingReader
+from vicinal.workflows.models import load_model
+
+
+def test_kinds(photos: Path, tmp_path: Path) -> None:
+    table, vectors = Table.from_folder(photos), np.eye(48, dtype=np.float32)
+    table.save(tmp_path / "table.parquet")
+    save_embeddings(tmp_path / "vectors.parquet", vectors, table)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    Index.build(vectors, table).save(tmp_path / "index")
+    Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(tmp_path / "model")
+    for run in ("run", "refiner"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "refiner" / "embeddings.parquet").write_bytes(b"")
+    for path, kind in (
+        (tmp_path / "run", "run"),
+        (tmp_path / "refiner", "refiner run"),
+        (tmp_path / "vectors.parquet", "embeddings"),
+        ("missing.npy", "embeddings"),
+        (tmp_path / "index", "index"),
+        (tmp_path / "model", "embedder"),
+        (photos / "class0" / "0.png", "image"),
+        (photos, "images"),
+        (tmp_path / "table.parquet", "images"),
+        (tmp_path / "broken.parquet", "images"),
+        ("missing.png", "images"),
+    ):
+        assert Source(str(path)).kind == kind
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{", "{}", '{"format": ["vicinal-index"]}', '{"format": "another"}'])
+def test_other_folders_hold_images(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert Source(str(tmp_path)).kind == "images"
+
+
+@pytest.mark.parametrize(
+    ("header", "path", "label"),
+    [
+        ("file,kind", "a.png", "cat"),
+        ("file,path,kind,label", "b.png", "dog"),  # the usual names come first
+    ],
+)
+def test_remembered_names_are_taken_where_a_table_has_no_usual_ones(
+    header: str, path: str, label: str, tmp_path: Path
+) -> None:
+    cells = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}
+    (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells[name] for name in header.split(','))}\n")
+    remembered = {"path_column": "file", "label_column": "kind"}
+    table = Source(str(tmp_path / "t.csv"), remembered=remembered).table
+    assert (table.paths, table.classes) == ([str(tmp_path / path)], [label])
+    given = Source(str(tmp_path / "t.csv"), path_column="kind", label_column="file", remembered=remembered).table
+    assert given.classes == ["a.png"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "m"
+    Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
+    return folder
+
+
+def test_several_sources_keep_labels_and_order(model: Path, photos: Path) -> None:
+    one, two = photos / "class1" / "0.png", photos / "class2" / "0.png"
+    parts = list(EmbeddingReader(model=str(model)).embed_sources([str(one), str(two), str(photos), str(one)]))
+    assert [len(part.vectors) for part in parts] == [2, 48, 1]
+    assert [part.table.has("label") for part in parts] == [False, True, False]
+    np.testing.assert_allclose(parts[0].vectors[0], parts[2].vectors[0], rtol=1e-5, atol=1e-6)
+    assert len({part.fingerprint for part in parts}) == 1
+
+
+@pytest.mark.parametrize("max_size", [None, 20])
+def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
+    model: Path, photos: Path, tmp_path: Path, max_size: int | None
+) -> None:
+    shutil.copytree(photos / "class1", tmp_path / "photos")
+    (tmp_path / "photos" / "1.png").write_bytes(b"")
+    reader = EmbeddingReader(model=str(model), scales=(1.0,), max_size=max_size)
+    embedded = reader.embed(str(tmp_path / "photos"))
+    paths = [path for path in Source(str(tmp_path / "photos")).table.paths if Path(path).name != "1.png"]
+    assert embedded.table.paths == paths
+    assert embedded.num_left_out == 1
+    alone = reader.embed(paths[-1])
+    np.testing.assert_allclose(embedded.vectors[-1], alone.vectors[0], rtol=1e-5, atol=1e-6)
+
+
+def test_split_of_embeddings(model: Path, photos: Path, tmp_path: Path) -> None:
+    table = Table.from_folder(photos).split_classes({"train": 0.5, "test": 0.5})
+    vectors = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+    save_embeddings(tmp_path / "v.parquet", vectors, table)
+    part = EmbeddingReader().embed(str(tmp_path / "v.parquet"), "test")
+    rows = (table.frame["split"] == "test").to_numpy()
+    np.testing.assert_array_equal(part.vectors, vectors[rows])
+    assert part.table.paths == table.subset("test").paths
+    assert part.fingerprint is None
+
+
+def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, photos: Path, tmp_path: Path) -> None:
+    fingerprint = load_model(str(model)).fingerprint()
+    for file, known in (("v.parquet", fingerprint), ("v.npy", None)):
+        assert main(["embed", str(photos), "--model", str(model), "--out", str(tmp_path / file)]) == 0
+        assert EmbeddingReader().embed(str(tmp_path / file)).fingerprint == known
+    again = tmp_path / "again.parquet"
+    assert main(["embed", str(tmp_path / "v.parquet"), "--out", str(again)]) == 0
+    assert EmbeddingReader().embed(str(again)).fingerprint == fingerprint
+
+
+def test_fingerprints_are_computed_lazily(
+    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path))  # where no exported model is kept
+    counted = []
+    monkeypatch.setattr(Embedder, "fingerprint", lambda self: counted.append(1) or "abc")
+    part = EmbeddingReader(model=str(model)).embed(str(photos))
+    assert not counted
+    assert (part.fingerprint, part.fingerprint, len(counted)) == ("abc", "abc", 1)
+
+
+def test_image_sources(photos: Path) -> None:
+    assert len(Source(str(photos / "class0" / "0.png")).table) == 1
+    assert len(Source(str(photos)).table) == 48
+    with pytest.raises(InputError, match="--model"):
+        EmbeddingReader().embed(str(photos))
+
+
+def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path) -> None:
+    made_with = {"path_column": "file", "label_column": "kind"}
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cup", "bowl"]}))
+    Index.build(np.eye(2), table, made_with=made_with).save(tmp_path / "i")
+    found = EmbeddingReader(where="kind == 'bowl' and 'b.png' in file").embed(str(tmp_path / "i"))
+    assert found.table.frame["label"].tolist() == ["bowl"]
+
+
+def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Path, photos: Path) -> None:
+    np.save(tmp_path / "v.npy", np.eye(3, dtype=np.float32))
+    rows = {"file": ["a.png", "b.png", "c.png"], "kind": ["cat", "dog", "dog"], "split": ["train", "train", "test"]}
+    pd.DataFrame(rows).to_csv(tmp_path / "y.csv", index=False)
+    columns = {"path_column": "file", "label_column": "kind"}
+    reader = EmbeddingReader(labels=str(tmp_path / "y.csv"), **columns)  # type: ignore[arg-type]
+    part = reader.embed(str(tmp_path / "v.npy"), "train")
+    assert part.table.frame["label"].tolist() == ["cat", "dog"]
+    assert part.table.paths[0] == str(tmp_path / "a.png")
+    for read in (reader.embed, reader.list_images, lambda source: list(reader.embed_sources([source]))):
+        with pytest.raises(InputError, match=r"--labels gives labels to files of embeddings; .* is none"):
+            read(str(photos / "class0" / "0.png"))
