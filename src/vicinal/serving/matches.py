@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.condition_syntax import QUOTED
 from vicinal.data.moved import shown_path
 from vicinal.data.table import Table
 from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
+from vicinal.serving.limits import Limits
+from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -142,3 +146,37 @@ def _answer(result: SearchResult, index: ImageIndex, calibration: Any = None, de
     ]
     decided = {"is_match": None} if decision is None else {"is_match": decision.is_match, "label": decision.label}
     return {"matches": matches, **decided, "count": len(matches)}
+
+
+def check_condition(condition: str | None, limits: Limits) -> None:
+    """Raise a Problem if a condition is longer than it may be, or has more comparisons and listed values.
+
+    Example:
+        >>> check_condition("price < 20 and size in ['S', 'M']", Limits(max_filter_terms=4))
+        >>> check_condition("price < 20 and size in ['S', 'M']", Limits(max_filter_terms=3))
+        Traceback (most recent call last):
+            ...
+        vicinal.serving.problems.Problem: filter: it has 4 comparisons and listed values; at most 3 are allowed
+    """
+    if condition is None:
+        return
+    if len(condition) > limits.max_filter:
+        raise Problem(422, f"filter: it has {len(condition):,} characters; at most {limits.max_filter:,} are allowed")
+    try:
+        tree = ast.parse(
+            QUOTED.sub(lambda found: found[0] if found[1] is None else "name", condition.strip()), mode="eval"
+        )
+        number = sum(map(_terms, ast.walk(tree)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the reader of conditions says what is wrong
+    if number > limits.max_filter_terms:
+        raise Problem(
+            422,
+            f"filter: it has {number} comparisons and listed values; at most {limits.max_filter_terms} are allowed",
+        )
+
+
+def _terms(node: ast.AST) -> int:
+    if isinstance(node, ast.Compare):
+        return len(node.ops)
+    return len(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else 0

@@ -19,8 +19,8 @@ from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
 from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
 from vicinal.serving.embedders import as_image_embedder
 from vicinal.serving.guard import Load, Metrics
-from vicinal.serving.limits import Limits, check_condition
-from vicinal.serving.matches import Query, SearchOptions, search_batch, shown_columns
+from vicinal.serving.limits import Limits
+from vicinal.serving.matches import Query, SearchOptions, check_condition, search_batch, shown_columns
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Fetcher
 from vicinal.serving.store import open_store, remove_image, write_image
