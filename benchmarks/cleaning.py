@@ -93,7 +93,7 @@ def print_found(finding: str, method: str, rows: Iterable[int], is_planted: Bool
 
 
 def print_groups(method: str, group: Integers, frame: pd.DataFrame) -> None:
-    """A line about groups of duplicates; -1 is no group.
+    """A line about groups of duplicates; -1 is not a group.
 
     Precision is the fraction of grouped images whose group has another image of the same photograph, recall that of the
     copies that are in one group with another image of their photograph.

@@ -257,9 +257,9 @@ def test_bad_input() -> None:
     for matrix, message in (
         (torch.ones(3), r"a transition matrix is \[classes, classes\], not \[3\]"),
         (torch.eye(3), "the transition matrix is of 3 classes, and the loss of 4"),
-        (torch.eye(4) * 0.9, "transition matrix: row 0 is no distribution, numbers of at least 0 that sum to 1"),
-        (torch.eye(4) * math.nan, "row 0 is no distribution"),
-        (torch.tensor([[1.5, -0.5], [0, 1]]), "row 0 is no distribution"),
+        (torch.eye(4) * 0.9, "transition matrix: row 0 is not a distribution, numbers of at least 0 that sum to 1"),
+        (torch.eye(4) * math.nan, "row 0 is not a distribution"),
+        (torch.tensor([[1.5, -0.5], [0, 1]]), "row 0 is not a distribution"),
         (lacks, "no class has the label 1; column 1 is 0"),
     ):
         loss = ForwardCorrection(NormSoftmaxLoss(4 if "of 4" in message or len(matrix) == 4 else len(matrix), 5))
@@ -267,7 +267,7 @@ def test_bad_input() -> None:
             loss.set_transition(matrix)
     with pytest.raises(InputError, match=r"takes probabilities \[images, classes\], not \[0, 3\]"):
         estimate_transition(torch.zeros(0, 3))
-    with pytest.raises(InputError, match="probabilities: row 1 is no distribution"):
+    with pytest.raises(InputError, match="probabilities: row 1 is not a distribution"):
         estimate_transition(torch.tensor([[0.5, 0.5], [0.5, 0.6]]))
     with pytest.raises(InputError, match="quantile = 97 must be from 0 to 1"):
         estimate_transition(torch.eye(2), 97)

@@ -221,4 +221,4 @@ def _check_rows(rows: Tensor, what: str) -> None:
     wrong = ~((rows >= 0).all(dim=1) & ((rows.double().sum(dim=1) - 1).abs() <= MAX_ROW_ERROR))  # also if NaN
     if bool(wrong.any()):
         row = int(wrong.long().argmax())
-        raise InputError(f"{what}: row {row} is no distribution, numbers of at least 0 that sum to 1")
+        raise InputError(f"{what}: row {row} is not a distribution, numbers of at least 0 that sum to 1")

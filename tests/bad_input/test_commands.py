@@ -43,9 +43,9 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/v.parquet --split val", "has no rows in the split val"),
     ("index build i ''", "error: the source is empty; give a folder of"),
     # Metrics and re-ranking
-    ("evaluate ~/v.parquet --metrics precision@0", "precision@0 is impossible; use k from 1 up"),
-    ("evaluate ~/v.parquet --metrics mAP@9", "mAP@9 is impossible with 7"),
-    ("evaluate ~/v.parquet --recall-at 9", "recall@9 is impossible with 7 gallery images"),
+    ("evaluate ~/v.parquet --metrics precision@0", "precision@0 is invalid; use k from 1 up"),
+    ("evaluate ~/v.parquet --metrics mAP@9", "mAP@9 is out of range with 7"),
+    ("evaluate ~/v.parquet --recall-at 9", "recall@9 is out of range with 7 gallery images"),
     ("evaluate ~/v.parquet --rerank magic", "invalid choice: 'magic'"),
     (f"{RERANK} --rerank.k1 9", "--rerank.k1 is not an option of contextual; its options: k, beta, epsilon"),
     (f"{RERANK} --rerank.kk 9", "unknown argument --rerank.kk"),
@@ -59,8 +59,8 @@ CASES: list[tuple[str, str]] = [
     ("embed ~/photos --model ~/m1 --out o.npy --device meta", "device meta holds no values; use a"),
     ("embed ~/photos --model ~/m1 --out o.npy --device cuda:99", "device cuda:99 cannot be used"),
     ("embed ~/photos --model ~/m1 --out o.npy --scales 1e9", "error: scale 1"),
-    ("embed ~/photos --model ~/m1 --out o.npy --scales nan", "scale nan is impossible"),
-    ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is impossible"),
+    ("embed ~/photos --model ~/m1 --out o.npy --scales nan", "scale nan is invalid"),
+    ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is invalid"),
     ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
     # Refiners
     ("evaluate ~/v.parquet --refiner nothing", "nothing"),
@@ -76,7 +76,7 @@ CASES: list[tuple[str, str]] = [
     ("search ~/plain", "the following arguments are required: queries"),
     ("search ~/plain owl.png --model ~/m1", "owl.png: no such file"),
     ("search ~/plain ~/v.parquet", "vectors have 4 dimensions, the index has 8"),
-    ("search ~/plain ~/e.parquet -k 49", "k = 49 is impossible in an index of 48 images; use 1 to 48"),
+    ("search ~/plain ~/e.parquet -k 49", "k = 49 is invalid in an index of 48 images; use 1 to 48"),
     (f"{SEARCH} --model ~/m1 -k 2.5", "argument -k: 2.5 is not an integer from 1 up"),
     ("index list ~/plain --timeout soon", "--timeout: soon is not an integer from 0"),
     ("index delete ~/plain 99", "no id 99"),
@@ -192,8 +192,8 @@ def test_a_run_without_a_model_is_not_refined(refused: Refused, place: Path, goo
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda index: index.search(np.eye(4), 2.5), "k = 2.5 is impossible in an index of 4 images"),
-        (lambda index: index.search(np.eye(4), True), "k = True is impossible"),
+        (lambda index: index.search(np.eye(4), 2.5), "k = 2.5 is invalid in an index of 4 images"),
+        (lambda index: index.search(np.eye(4), True), "k = True is invalid"),
         (lambda index: index.search([], 1), r"query embeddings have shape \[0\]; expected \[rows, dimensions\]"),
         (lambda index: index.delete([1.5]), "id 1.5 is not an integer"),
         (lambda index: index.delete(["1"]), "id '1' is not an integer"),

@@ -65,7 +65,7 @@ CASES: list[tuple[str, str, Files]] = [
     (f"{NOISE}.open_set_labels 1", "a fraction of 1.0 dissolves all training classes (8); take less, so that", {}),
     (f"{NOISE}.open_set_cluster_size 5", "must be left alone unless data.noise.open_set_labels is above 0", {}),
     (f"{NOISE}.confusions pairs.csv", "data.noise.confused_labels = 0.0 must be above 0 with data.noise.conf", {}),
-    (f"{NOISE}.foreign ~/photos --noise.foreign_fraction 0.1", "is no foreign image", {}),
+    (f"{NOISE}.foreign ~/photos --noise.foreign_fraction 0.1", "is not a foreign image", {}),
     (f"{NOISE}.foreign x --noise.foreign_fraction 0.5", "0.5 of 48 training images are 24, but there are only 2",
      {"x/1.png": "", "x/2.png": ""}),
     (f"{NOISE}.classes 9", "classes is 9, of 8 training classes", {}),

@@ -107,7 +107,7 @@ def test_a_run_searches_its_other_splits_as_images_of_its_model(run: Path, photo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--false_accept_rate", "2"], "false_accept_rate = 2.0 is impossible"),
+        (["--false_accept_rate", "2"], "false_accept_rate = 2.0 is invalid"),
         (["--unknown_fraction", "2"], "unknown_fraction = 2.0 must be from 0 to 1"),
         (["--threshold_by", "bound"], "needs 299 classes of equal size; these are worth 30"),
         (["--gallery", "none"], "none"),

@@ -66,7 +66,7 @@ def test_a_small_index_gives_all_unless_more_are_asked_for(run: Path, photos: Pa
     assert number < 10
     assert len(json.loads(output(capsys, "search", folder, picture, "--json"))[0]["matches"]) == number
     assert main(["search", str(folder), str(picture), "-k", "10"]) == 2
-    assert f"k = 10 is impossible in an index of {number} images" in capsys.readouterr().err
+    assert f"k = 10 is invalid in an index of {number} images" in capsys.readouterr().err
 
 
 def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:

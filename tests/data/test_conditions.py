@@ -51,7 +51,7 @@ def test_columns_of_which_a_table_knows_more_than_a_database() -> None:
         ("__import__('os').system('true') == 0", "is neither a column"),
         ("(lambda: 1)() == price", "is neither a column"),
         ("category.str.len() == 3", "is neither a column"),
-        ("[x for x in name]", "is no condition"),
+        ("[x for x in name]", "is not a condition"),
         ("(price := 3) == label", "is neither a column"),
         ("f'{name}' == category", "is neither a column"),
         ("price < 1\0", "cannot be parsed"),

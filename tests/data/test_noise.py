@@ -245,7 +245,7 @@ def test_invalid_foreign_images() -> None:
     table = animals()
     with pytest.raises(InputError, match=r"0.2 of 100 training images are 20, but there are only 19 foreign images"):
         foreign_images(table, Table(pd.concat([foreign(19).frame] * 2)), 0.2)
-    with pytest.raises(InputError, match=r"^/animals/.*.png is no foreign image: it is one of the table's own"):
+    with pytest.raises(InputError, match=r"^/animals/.*.png is not a foreign image: it is one of the table's own"):
         foreign_images(table, table.subset("test"), 0.1)
     with pytest.raises(InputError, match="no column 'path'"):
         foreign_images(table, Table(pd.DataFrame({"label": [1]})), 0.1)

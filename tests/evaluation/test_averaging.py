@@ -42,5 +42,5 @@ def test_bad_input() -> None:
         summarize_runs([{"mAP": 0.5}])
     with pytest.raises(InputError, match="run 1 and run 0 do not both have 'NMI'"):
         summarize_runs([{"mAP": 0.5}, {"mAP": 0.5, "NMI": 0.1}])
-    with pytest.raises(InputError, match="confidence_level = 95 is impossible"):
+    with pytest.raises(InputError, match="confidence_level = 95 is invalid"):
         average_runs({"a": scored(mAP=np.ones(2)), "b": scored(mAP=np.ones(2))}, 95)

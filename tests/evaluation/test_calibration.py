@@ -129,9 +129,9 @@ def test_queries_of_unknown_classes_may_be_all_or_none() -> None:
 def test_bad_arguments_are_told() -> None:
     vectors, table = clusters(0)
     for options, message in (
-        ({"false_accept_rate": 0}, "false_accept_rate = 0 is impossible"),
+        ({"false_accept_rate": 0}, "false_accept_rate = 0 is invalid"),
         ({"threshold_by": "hope"}, "threshold_by = 'hope' is unknown"),
-        ({"unknown_fraction": 2}, "unknown_fraction = 2 is impossible"),
+        ({"unknown_fraction": 2}, "unknown_fraction = 2 is invalid"),
         ({"resampling": Resampling("queries")}, "resample classes, not queries"),
     ):
         with pytest.raises(InputError, match=message):
@@ -152,7 +152,7 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "it is no calibration"),
+        ({"format": "other"}, "it is not a calibration"),
         ({"version": 2}, "it has version 2; this Vicinal reads 1"),
         ({"extra": 1}, "extra is missing or unknown"),
         ({"threshold": "high"}, "threshold = 'high' must be a number"),
@@ -175,7 +175,7 @@ def test_damaged_files_are_told(change: dict[str, object], message: str, tmp_pat
 
 def test_other_files_are_told(tmp_path) -> None:
     (tmp_path / "c.json").write_bytes(b"\xff\x00" + b"[" * 100_000)
-    with pytest.raises(InputError, match=r"c\.json: it is no calibration"):
+    with pytest.raises(InputError, match=r"c\.json: it is not a calibration"):
         Calibration.load(tmp_path / "c.json")
     with pytest.raises(InputError, match="no such file"):
         Calibration.load(tmp_path / "none.json")

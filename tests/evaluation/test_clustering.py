@@ -95,15 +95,15 @@ def test_bad_input() -> None:
     with pytest.raises(InputError, match="12 embeddings, but a table of 2 rows"):
         cluster(vectors, table.take([0, 1]))
     for count in (0, 13):
-        with pytest.raises(InputError, match=f"{count} clusters of 12 embeddings are impossible; use 1 to 12"):
+        with pytest.raises(InputError, match=f"{count} clusters of 12 embeddings are invalid; use 1 to 12"):
             cluster(vectors, table, count)
     for iterations in (0, 1.5):
-        with pytest.raises(InputError, match=f"max_iterations = {iterations} is impossible"):
+        with pytest.raises(InputError, match=f"max_iterations = {iterations} is invalid"):
             cluster(vectors, table, max_iterations=iterations)
-    with pytest.raises(InputError, match=r"2\.5 clusters of 12 embeddings are impossible"):
+    with pytest.raises(InputError, match=r"2\.5 clusters of 12 embeddings are invalid"):
         cluster(vectors, table, 2.5)  # type: ignore[arg-type]
     for seed in (-1, 2**31):
-        with pytest.raises(InputError, match=rf"seed = {seed} is impossible; use an integer from 0 to 2\*\*31 - 1"):
+        with pytest.raises(InputError, match=rf"seed = {seed} is invalid; use an integer from 0 to 2\*\*31 - 1"):
             cluster(vectors, table, seed=seed)
     with pytest.raises(InputError, match=r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of"):
         cluster_metrics([0, 1], [0])

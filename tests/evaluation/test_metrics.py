@@ -72,7 +72,7 @@ def test_bad_names() -> None:
         with pytest.raises(InputError, match=r"there is no metric .*; use recall@K, positives_recall@K"):
             metrics.metric_by_name(name, 6)
     for name in ("precision@0", "mAP@7", "positives_recall@-1"):
-        with pytest.raises(InputError, match=f"{name} is impossible with 6 gallery images to rank; use k from 1 to 6"):
+        with pytest.raises(InputError, match=f"{name} is out of range with 6 gallery images; use k from 1 to 6"):
             metrics.metric_by_name(name, 6)
 
 

@@ -117,14 +117,14 @@ def test_bad_input() -> None:
     table = Table(pd.DataFrame({"label": labels}))
     with pytest.raises(InputError, match="10 embeddings, but a table of 3 rows"):
         evaluate(vectors, table.take([0, 1, 2]))
-    with pytest.raises(InputError, match="recall@10 is impossible with 9 gallery images"):
+    with pytest.raises(InputError, match="recall@10 is out of range with 9 gallery images"):
         evaluate(vectors, table, recall_at=(1, 10))
     with pytest.raises(InputError, match="recall@0"):
         evaluate(vectors, table, recall_at=(0,))
-    with pytest.raises(InputError, match=r"recall@1\.5 is impossible; k must be an integer"):
+    with pytest.raises(InputError, match=r"recall@1\.5 is invalid; k must be an integer"):
         evaluate(vectors, table, recall_at=(1.5,))  # type: ignore[arg-type]
     for chunk in (0, -1, 2.5, "3"):
-        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is impossible; use an integer >= 1"):
+        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is invalid; use an integer >= 1"):
             evaluate(vectors, table, chunk_size=chunk)
     with pytest.raises(InputError, match="names gallery row 10; the gallery has 10 rows"):
         evaluate_arrays(vectors, labels, vectors, labels, exclude_self=np.arange(1, 11))
@@ -136,7 +136,7 @@ def test_bad_input() -> None:
         evaluate(vectors, table, metrics=["recal@1"])
     with pytest.raises(InputError, match=r"metrics is 'MRR'; give a list of names, such as \['MRR'\]"):
         evaluate(vectors, table, metrics="MRR")
-    with pytest.raises(InputError, match="precision@10 is impossible with 9 gallery images"):
+    with pytest.raises(InputError, match="precision@10 is out of range with 9 gallery images"):
         evaluate(vectors, table, metrics=["precision@10"])
     with pytest.raises(InputError, match="the table has no column 'coarse'"):
         evaluate(vectors, table, hierarchy=True)

@@ -204,7 +204,7 @@ def test_bad_input() -> None:
         evaluate_revisited(query, gallery, ground_truth, distractors=np.eye(4))
     with pytest.raises(InputError, match=r"distractor 1 holds NaN"):
         evaluate_revisited(query, gallery, ground_truth, distractors=np.array([[1.0, 0.0], [np.nan, 0.0]]))
-    with pytest.raises(InputError, match="mP@0 is impossible"):
+    with pytest.raises(InputError, match="mP@0 is invalid"):
         evaluate_revisited(query, gallery, ground_truth, precision_at=(0,))
     with pytest.raises(InputError, match=r"precision_at is 5; give a list of k, such as \[1, 5\]"):
         evaluate_revisited(query, gallery, ground_truth, precision_at=5)  # type: ignore[arg-type]

@@ -75,13 +75,13 @@ def test_queries_and_gallery_of_the_table_are_ignored() -> None:
 
 def test_bad_input() -> None:
     vectors, table = vehicles()
-    with pytest.raises(InputError, match="num_repeats = 1 is impossible; use an integer from 2 up"):
+    with pytest.raises(InputError, match="num_repeats = 1 is invalid; use an integer from 2 up"):
         evaluate_vehicle_id(vectors, table, num_repeats=1)
     with pytest.raises(InputError, match="every class has one image, which goes to the gallery"):
         evaluate_vehicle_id(vectors[:3], Table(pd.DataFrame({"label": [1, 2, 3]})))
-    with pytest.raises(InputError, match="seed = -1 is impossible"):
+    with pytest.raises(InputError, match="seed = -1 is invalid"):
         evaluate_vehicle_id(vectors, table, seed=-1)
-    with pytest.raises(InputError, match="recall@13 is impossible with 12 gallery images"):
+    with pytest.raises(InputError, match="recall@13 is out of range with 12 gallery images"):
         evaluate_vehicle_id(vectors, table, recall_at=[13])
     with pytest.raises(InputError, match="no column 'label'"):
         evaluate_vehicle_id(vectors, Table(pd.DataFrame(index=range(len(vectors)))))

@@ -55,7 +55,7 @@ def test_bits_are_in_the_order_of_scores() -> None:
 def test_bad_input_is_told() -> None:
     table = Table(pd.DataFrame({"label": [0, 0, 1]}))
     for rate in (0, 1, "much", np.nan):
-        with pytest.raises(InputError, match=r"false_accept_rate = .* is impossible"):
+        with pytest.raises(InputError, match=r"false_accept_rate = .* is invalid"):
             verification_rates(np.eye(3), table, [rate])
     with pytest.raises(InputError, match="no pair of images of the same class"):
         verification_rates(np.eye(2), Table(pd.DataFrame({"label": [0, 1]})))
@@ -93,7 +93,7 @@ def test_accuracy_over_folds_equals_a_search_over_all_thresholds(seed: int) -> N
 @pytest.mark.parametrize(
     ("scores", "is_same", "folds", "message"),
     [
-        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 are no pairs of both kinds"),
+        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 are not pairs of both kinds"),
         ([0.1, 0.2], [True], None, "there must be one each"),
         ([0.1, np.nan], [True, False], None, "a score is NaN or infinity"),
     ],

@@ -35,7 +35,7 @@ class Anchor(NamedTuple):
 
 
 def anchors_of(batch: Batch, normalize: bool = True) -> list[Anchor]:
-    """All pairs of a batch with its references, or with itself; an anchor is no pair of itself."""
+    """All pairs of a batch with its references, or with itself; an anchor is not a pair of itself."""
     references = batch.embeddings if batch.references is None else batch.references
     labels = batch.labels.tolist()
     reference_labels = labels if batch.reference_labels is None else batch.reference_labels.tolist()

@@ -489,7 +489,7 @@ def test_unequal_classes_need_a_k() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_masks_say_the_pairs(variant: str) -> None:
-    """They need be neither complete nor symmetric; what is in neither mask is no pair of the sum."""
+    """They need be neither complete nor symmetric; what is in neither mask is not a pair of the sum."""
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(14, 5, generator=generator, dtype=torch.float64)
     kind = torch.randint(3, (14, 14), generator=generator)

@@ -74,7 +74,7 @@ def test_sum_of_steps_of_all_differences(step: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("step", STEPS)
 def test_what_is_none_counts_nothing_and_has_no_gradient(step: str, dtype: torch.dtype) -> None:
-    """Exactly, so that what is no pair has no weight."""
+    """Exactly, so that what is not a pair has no weight."""
     points, others = some_points().to(dtype), some_others().to(dtype)
     assert not count_above(points, others, **STEPS[step])[points == math.inf].any()
     assert not count_above(points[4:5], others[4:5], **STEPS[step]).any()

@@ -108,8 +108,8 @@ def test_margins_need_labels() -> None:
 
 def test_what_cannot_be_decided_is_told(index: Index) -> None:
     for options, message in (
-        ({"min_score": float("nan")}, "min_score = nan is impossible"),
-        ({"min_probability": 1.5}, "min_probability = 1.5 is impossible"),
+        ({"min_score": float("nan")}, "min_score = nan is invalid"),
+        ({"min_probability": 1.5}, "min_probability = 1.5 is invalid"),
         ({"min_probability": 0.5, "reranking": ContextualReranking(k=2)}, "not the scores of a re-ranking"),
     ):
         with pytest.raises(InputError, match=message):

@@ -413,8 +413,8 @@ def test_memory_does_not_grow_with_the_number_of_embeddings() -> None:
         (lambda model: Refinement(model, neighbors=1.5), "Refinement: neighbors = 1.5 must be at least"),
         (lambda model: refine(model, lattice(9, DIM, 0), depth=3), "depth = 3 is not there; use 0 to 2"),
         (lambda model: refine(model, lattice(9, DIM, 0), neighbors=-2), "neighbors = -2 must be at least"),
-        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=0), "chunk_size = 0 is impossible"),
-        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=-3), "chunk_size = -3 is impossible"),
+        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=0), "chunk_size = 0 is invalid"),
+        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=-3), "chunk_size = -3 is invalid"),
     ],
 )
 def test_bad_arguments(make: Any, message: str) -> None:

@@ -73,7 +73,7 @@ def test_exclude_self_omits_nothing_for_queries_outside_of_the_index() -> None:
 
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_k_larger_than_the_index(exclude_self: bool) -> None:
-    with pytest.raises(InputError, match="k = 6 is impossible in an index of 5 images"):
+    with pytest.raises(InputError, match="k = 6 is invalid in an index of 5 images"):
         search_images(index(), VECTORS[:1], nothing(1), 6, exclude_self)
 
 

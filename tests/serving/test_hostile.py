@@ -149,7 +149,7 @@ ITEMS: dict[str, dict[str, Any]] = {
 DELETES: dict[str, Any] = {
     "nothing": {},
     "both": {"ids": [1], "filter": "price < 3"},
-    "an id that is no number": {"ids": ["1", "all"]},
+    "an id that is not a number": {"ids": ["1", "all"]},
     "one text": {"ids": "1"},
     "negative ids": {"ids": [-1]},
     "too many": {"ids": list(range(20_000))},

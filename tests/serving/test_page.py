@@ -339,7 +339,7 @@ def test_what_fails_is_said(page: Browser, app: Watched, halves: Path, folder: P
     notes.write_text("no picture")
     drop(page, notes)
     wait_for(page, shown("#error"))
-    assert page.ask(text("error-title")) == "That is no picture."
+    assert page.ask(text("error-title")) == "That is not a picture."
     broken = folder / "broken.heic"
     broken.write_bytes(b"no picture either")
     drop(page, broken)  # a kind that the browser cannot show, but the server may

@@ -127,7 +127,7 @@ def test_images_get_their_gradient_too() -> None:
 
 
 def test_two_batches_in_one_loss() -> None:
-    """What is repeated for one batch is no business of the other, nor of a plain pass of the same model."""
+    """What is repeated for one batch is not a business of the other, nor of a plain pass of the same model."""
     model = embedder(**RANDOM)
 
     def step(embed: Embed) -> list[Tensor]:

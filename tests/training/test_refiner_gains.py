@@ -1,4 +1,4 @@
-"""Which epochs of a refiner's run count: gains that are no chance, and nothing lost that must not be lost."""
+"""Which epochs of a refiner's run count: gains that are not chance, and nothing lost that must not be lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_any_metric_can_decide_and_guard(tiny: list[str], tmp_path: Path) -> Non
     metrics = pd.read_csv(one.run.metrics)
     assert {"recall@1", "mAP@R", "recall@7", "precision@3", "MRR"} < set(metrics)
     assert metrics["precision@3"][0] == pytest.approx(one.validation.before.metrics["precision@3"], abs=1e-5)
-    with pytest.raises(InputError, match=r"guardrail_metrics = recall@0: recall@0 is impossible"):
+    with pytest.raises(InputError, match=r"guardrail_metrics = recall@0: recall@0 is invalid"):
         trainer(tiny, tmp_path / "run", "--guardrail_metrics=[recall@0]")
 
 

@@ -87,7 +87,7 @@ def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch
     scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.5, 0.6]))
     one = trainer(small, tmp_path / "run", "--epochs=9", "--validation.patience=2")
     one.fit()
-    assert one.progress.epoch == 3  # 0.5 again is no new best
+    assert one.progress.epoch == 3  # 0.5 again is not a new best
     assert one.progress.best == 0.5
     assert Recipe.load(overrides=small).settings.validation.patience == 10
     more = ["--data.fractions={train: 1.0}", "--epochs=3", "--validation.patience=1"]

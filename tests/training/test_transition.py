@@ -109,7 +109,7 @@ def test_a_noise_rate_needs_no_matrix_and_goes_with_co_teaching(small: list[str]
     ("lines", "message"),
     [
         (["label,other", "a,b"], "the columns are label, other; they must be label, confused_with, probability"),
-        (["a,x,0.1"], "line 2: 'x' is no training class, such as 'a'"),
+        (["a,x,0.1"], "line 2: 'x' is not a training class, such as 'a'"),
         (["a,b,0.1", "a,b,0.1"], "line 3: a is confused with b twice, or with itself"),
         (["a,a,0.1"], "line 2: a is confused with a twice, or with itself"),
         (["a,b,often"], "line 2: probability is 'often'; it must be a number from 0 to 1"),

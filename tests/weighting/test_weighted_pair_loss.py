@@ -234,7 +234,7 @@ def test_impossible_rules() -> None:
         WeightedPairLoss(Swapped())(batch(), LABELS)
     with pytest.raises(InputError, match="MarginLoss has a random miner"):
         LossWeights(MarginLoss())
-    with pytest.raises(InputError, match="HistogramLoss is no RowLoss"):
+    with pytest.raises(InputError, match="HistogramLoss is not a RowLoss"):
         LossWeights(HistogramLoss())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="reduction = 'violating'"):
         WeightedPairLoss(EqualWeights(), reduction="violating")

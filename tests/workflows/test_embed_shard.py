@@ -330,4 +330,4 @@ def test_flags_that_exclude_each_other_are_refused(shards: Path, tmp_path: Path,
     for shard in ("0/3", "4/3", "1", "a/b"):
         with pytest.raises(SystemExit):
             main(["embed", "photos", "--out", "x", "--shard", shard])
-        assert f"{shard} is no shard I/N" in capsys.readouterr().err
+        assert f"{shard} is not a shard I/N" in capsys.readouterr().err

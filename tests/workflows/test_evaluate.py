@@ -392,7 +392,7 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
         (["--scales", "1"], "leave out --scales"),
         (["--images", "bad.parquet"], "bad.parquet holds embeddings, not images"),
         (["--group_by", "boxes"], "the column 'boxes' holds lists"),
-        (["--intervals", "--confidence_level", "1.5"], "confidence_level = 1.5 is impossible"),
+        (["--intervals", "--confidence_level", "1.5"], "confidence_level = 1.5 is invalid"),
         (["bad.parquet", "--compare", "--group_by", "shop"], "--group_by is for single sources"),
         (["bad.parquet", "--average", "--intervals"], "leave out --intervals"),
         (["--compare"], "name two or more"),

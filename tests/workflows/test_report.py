@@ -48,7 +48,7 @@ def test_a_page_of_embeddings_has_their_metrics_and_intervals(here: Path, capsys
     small = page(capsys, "bad.parquet", "--map-images", 20, "--intervals", "none")
     assert len(re.search(r'"map":\{[^}]*?"x":\[([^\]]*)\]', small)[1].split(",")) == 20  # type: ignore[index]
     assert main(["report", "bad.parquet", "--confidence_level", "95"]) == 2
-    assert "confidence_level = 95.0 is impossible" in capsys.readouterr().err
+    assert "confidence_level = 95.0 is invalid" in capsys.readouterr().err
 
 
 def words(text: str) -> list[str]:

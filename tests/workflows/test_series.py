@@ -60,7 +60,7 @@ def test_groups_by_the_times_of_photos(tmp_path: Path) -> None:
 
 def test_patterns_that_give_no_groups() -> None:
     table = Table(pd.DataFrame({"path": ["/a_1.jpg", "/b.jpg"], "label": ["a", "b"]}))
-    for pattern, message in (("(", "is no regular expression"), ("x+", "is found in no path, such as /a_1.jpg")):
+    for pattern, message in (("(", "is not a regular expression"), ("x+", "is found in no path, such as /a_1.jpg")):
         with pytest.raises(InputError, match=message):
             with_groups(table, pattern)
     with pytest.raises(InputError, match="the table has a column group already"):

@@ -102,7 +102,7 @@ def test_foreign_images_are_no_test_images(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
     table.subset("test").save("foreign.csv")
     noise = ["--data.noise.foreign=foreign.csv", "--data.noise.foreign_fraction=0.5"]
-    with pytest.raises(InputError, match=r"is no foreign image: it is one of the table's own"):
+    with pytest.raises(InputError, match=r"is not a foreign image: it is one of the table's own"):
         run(study_recipe, MadeUp(), LR, *noise)
     with pytest.raises(InputError, match=r"all runs of a study have the same data\.noise\.foreign"):
         run(study_recipe, MadeUp(), "--search.data.noise.foreign=[a.csv, b.csv]")

@@ -60,11 +60,11 @@ def test_values_of_a_grid() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"a": 3}, r"a: 3 is no search space; give \{log"),
-        ({"a": {}}, r"a: \{\} is no search space"),
-        ({"a": {"log": [1, 2], "range": [1, 2]}}, "is no search space"),
-        ({"a": {"log": [1, 2], "low": 3}}, "is no search space"),
-        ({"a": {"step": 1}}, "is no search space"),
+        ({"a": 3}, r"a: 3 is not a search space; give \{log"),
+        ({"a": {}}, r"a: \{\} is not a search space"),
+        ({"a": {"log": [1, 2], "range": [1, 2]}}, "is not a search space"),
+        ({"a": {"log": [1, 2], "low": 3}}, "is not a search space"),
+        ({"a": {"step": 1}}, "is not a search space"),
         ({"a": {"log": [0, 1]}}, r"a: log: \[0, 1\] must begin above 0"),
         ({"a": {"log": [1, 2], "step": 1}}, "takes no step"),
         ({"a": {"range": [2, 1]}}, r"a: range: \[2, 1\] must have the lower number first"),

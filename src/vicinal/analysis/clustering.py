@@ -61,7 +61,7 @@ def clusters(
         seed: of k-means.
 
     Raises:
-        InputError: other numbers of rows, or a number that is impossible.
+        InputError: other numbers of rows, or a number that is invalid.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))

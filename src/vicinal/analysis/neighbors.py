@@ -170,7 +170,7 @@ class Hubness:
 
     @property
     def num_antihubs(self) -> int:
-        """The number of gallery images that are no query's neighbor."""
+        """The number of gallery images that are not the neighbor of any query."""
         return int((self.occurrences["k_occurrence"] == 0).sum())
 
 

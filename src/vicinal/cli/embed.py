@@ -63,7 +63,7 @@ def _shard(text: str) -> tuple[int, int]:
     """The number of a shard and that of all, from I/N."""
     match = SHARD.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text} is no shard I/N with I from 1 to N, such as 1/8")
+        raise argparse.ArgumentTypeError(f"{text} is not a shard I/N with I from 1 to N, such as 1/8")
     return int(match[1]), int(match[2])
 
 

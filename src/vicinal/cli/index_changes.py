@@ -69,7 +69,7 @@ def _new_index(
 
 
 def _root(arguments: Arguments) -> str | None:
-    """The folder of the source's images, from which their paths are kept; None if it is no folder or table."""
+    """The folder of the source's images, from which their paths are kept; None if it is not a folder or table."""
     source = arguments.source
     if not are_images([source]):
         return None

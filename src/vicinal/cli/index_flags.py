@@ -43,7 +43,7 @@ def made_with(arguments: Arguments, source: str, engine: str | None = None) -> d
 def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources: Sequence[str]) -> None:
     """Set the flags that are not given to those that an index was built with, for images that no model embeds yet.
 
-    Nothing is set if a model is given, or if a source is no image: a run has a model of its own, and embeddings need
+    Nothing is set if a model is given, or if a source is not images: a run has a model of its own, and embeddings need
     none.
 
     Args:

@@ -133,7 +133,7 @@ def _check(study: StudyRecipe, arguments: Arguments) -> None:
 
 
 def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
-    """Raise InputError for a misspelled flag, which is no setting either."""
+    """Raise InputError for a misspelled flag, which is not a setting either."""
     for word in arguments.rest:
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, arguments.parser._option_string_actions, n=1, cutoff=0.8)

@@ -43,7 +43,7 @@ Kinds = dict[str, ColumnKind]
 def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
     """The kind of a column, and its values: int, float, bool, str, or None where one is missing.
 
-    Values that are no text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
+    Values that are not text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
 
     Raises:
         InputError: an integer has more than 64 bits, or a text is not Unicode.

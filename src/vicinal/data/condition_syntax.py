@@ -165,7 +165,7 @@ class _Parser:
             self._fail("it is nested too deeply")
 
     def _placeholder(self, found: re.Match[str]) -> str:
-        """A name in backquotes becomes a word that is no column; a text in quotation marks stays."""
+        """A name in backquotes becomes a word that is not a column; a text in quotation marks stays."""
         if found[1] is None:
             return found[0]
         word = f"backquoted_{len(self.backquoted)}_"
@@ -184,7 +184,7 @@ class _Parser:
             return self._comparisons(node)
         if isinstance(node, ast.Name):
             return IsTrue(self._column(node))
-        return self._fail(f"{self._shown(node)} is no condition; {ALLOWED}")
+        return self._fail(f"{self._shown(node)} is not a condition; {ALLOWED}")
 
     def _comparisons(self, node: ast.Compare) -> Condition:
         sides = [node.left, *node.comparators]

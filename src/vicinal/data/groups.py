@@ -57,7 +57,7 @@ def _groups_by_pattern(paths: list[str], pattern: str) -> Integers:
     try:
         found = [re.search(pattern, path) for path in paths]
     except re.error as error:
-        raise InputError(f"group_pattern = {pattern} is no regular expression: {error}") from None
+        raise InputError(f"group_pattern = {pattern} is not a regular expression: {error}") from None
     texts = [None if match is None else match[1] if match.re.groups else match[0] for match in found]
     names = {text: number for number, text in enumerate(dict.fromkeys(filter(None, texts)))}
     if not names:

@@ -28,7 +28,7 @@ class ImageFileProblems:
         duplicates: Groups of paths whose files have the same content.
         num_ambiguous: The number of these groups whose images have different labels.
         boxes: The bounding boxes that reach beyond their image, with the size of the image.
-        others: The numbers of files of a folder that are no images, or of formats that are not read, by suffix.
+        others: The numbers of files of a folder that are not images, or of formats that are not read, by suffix.
 
     Example:
         >>> print(ImageFileProblems(["a.png: no such file"], [["b.png", "c.png"]]))

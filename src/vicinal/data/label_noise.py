@@ -170,7 +170,7 @@ def _confused_with(confusions: Confusions, classes: Sequence[Name]) -> dict[int,
         for name in (label, other):
             if name not in positions:
                 known = f"there are {len(classes)}, such as {str(classes[0])!r}"
-                raise InputError(f"{source}: {name!r} is no training class; {known}")
+                raise InputError(f"{source}: {name!r} is not a training class; {known}")
         if label == other:
             raise InputError(f"{source}: {label!r} is confused with itself; name another class")
         confused.setdefault(positions[label], []).append(positions[other])

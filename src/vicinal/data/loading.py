@@ -27,7 +27,7 @@ def load_table(
             dataset `hf:NAME` or WebDataset shards `wds:SHARDS`, as of
             :func:`vicinal.data.containers.list_container`. A .parquet file can hold the images themselves.
         root: For a file, the folder that relative paths start from; for a benchmark, the folder that holds it; for
-            images that are no files of their own, the folder that they are written to.
+            images that are not files of their own, the folder that they are written to.
         path_column: The column of image paths, or of images; None if the table needs none.
         label_column: The column of labels; None if the table needs none.
 

@@ -58,7 +58,7 @@ def class_folds(names: Sequence[Name], num_folds: int, seed: int = 0, order: Ord
             as text, so that two folds are the first and the second half.
 
     Raises:
-        InputError: The number of folds or the order is impossible, or the seed is negative.
+        InputError: The number of folds or the order is invalid, or the seed is negative.
 
     Example:
         >>> class_folds([1, 2, 3, 4, 5], 2, order="in_order")

@@ -52,7 +52,7 @@ class Table:
 
     Attributes:
         frame: The data, with rows numbered from 0 and absolute paths.
-        other_files: Of a table that was read from a folder, the number of files that are no images or of formats that
+        other_files: Of a table that was read from a folder, the number of files that are not images or of formats that
             are not read, by suffix.
         unlisted: Folders below that folder whose content the system did not tell.
 

@@ -56,7 +56,7 @@ def evaluate_arrays(
 
     Raises:
         InputError: other numbers of rows, NaN or infinity in an embedding, labels or groups of other types, an
-            impossible k, chunk size or excluded row, an unknown metric, no query with a positive, or a re-ranking that
+            invalid k, chunk size or excluded row, an unknown metric, no query with a positive, or a re-ranking that
             needs more neighbors than there are.
 
     Example:
@@ -126,7 +126,7 @@ def _column(values: npt.ArrayLike, rows: int, what: str) -> npt.NDArray[Any]:
 
 
 def _family(values: npt.NDArray[Any]) -> str:
-    """The kind of values, of which only the same kind can be equal; `other` for values that are no names."""
+    """The kind of values, of which only the same kind can be equal; `other` for values that are not names."""
     if values.dtype.kind != "O":
         return FAMILIES.get(values.dtype.kind, "other")
     if all(map(is_integer, values)):

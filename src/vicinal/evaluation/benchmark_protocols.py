@@ -144,7 +144,7 @@ def evaluate_vehicle_id(
         single first rank. `num_without_positive` and `num_ties` are the maximum of all repetitions.
 
     Raises:
-        InputError: fewer than two repeats, an impossible seed, no class of two images, or as `evaluate`.
+        InputError: fewer than two repeats, an invalid seed, no class of two images, or as `evaluate`.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": [7, 7, 7, 8, 8]}))
@@ -156,9 +156,9 @@ def evaluate_vehicle_id(
         mAP           100.00 % ± 0.00
     """
     if not (is_integer(num_repeats) and num_repeats >= 2):
-        raise InputError(f"num_repeats = {num_repeats} is impossible; use an integer from 2 up")
+        raise InputError(f"num_repeats = {num_repeats} is invalid; use an integer from 2 up")
     if not (is_integer(seed) and seed >= 0):
-        raise InputError(f"seed = {seed} is impossible; use an integer from 0 up")
+        raise InputError(f"seed = {seed} is invalid; use an integer from 0 up")
     if len(table) and table.class_counts.max() < 2:
         raise InputError("every class has one image, which goes to the gallery; queries need classes of two or more")
     recall_at = (1, 5) if recall_at is None else recall_at

@@ -71,7 +71,7 @@ def calibrate(
             too, no more than the rate are accepted.
 
     Raises:
-        InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is impossible; there are fewer
+        InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is invalid; there are fewer
             than four classes, or too few for the bound; or single queries should be resampled.
 
     Example:
@@ -86,7 +86,7 @@ def calibrate(
     if threshold_by not in ("rate", "bound"):
         raise InputError(f"threshold_by = {threshold_by!r} is unknown; use rate or bound")
     if not 0 <= unknown_fraction <= 1:
-        raise InputError(f"unknown_fraction = {unknown_fraction} is impossible; use one from 0 to 1")
+        raise InputError(f"unknown_fraction = {unknown_fraction} is invalid; use one from 0 to 1")
     if resampling.resample_by != "classes":
         raise InputError("a calibration is for other classes; resample classes, not queries")
     scores = scores or open_set_scores(embeddings, table, score)

@@ -65,7 +65,7 @@ def cluster(
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an unknown method, a number of
-            clusters that is not from 1 to the number of embeddings, less than one iteration, or an impossible seed.
+            clusters that is not from 1 to the number of embeddings, less than one iteration, or an invalid seed.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
@@ -81,11 +81,11 @@ def cluster(
     check_rows(embeddings, table)
     num_clusters = len(table.classes) if num_clusters is None else num_clusters
     if not (is_integer(num_clusters) and 1 <= num_clusters <= len(table)):
-        raise InputError(f"{num_clusters} clusters of {len(table)} embeddings are impossible; use 1 to {len(table)}")
+        raise InputError(f"{num_clusters} clusters of {len(table)} embeddings are invalid; use 1 to {len(table)}")
     if not (is_integer(max_iterations) and max_iterations >= 1):
-        raise InputError(f"max_iterations = {max_iterations} is impossible; use an integer from 1 up")
+        raise InputError(f"max_iterations = {max_iterations} is invalid; use an integer from 1 up")
     if not (is_integer(seed) and 0 <= seed < 2**31):
-        raise InputError(f"seed = {seed} is impossible; use an integer from 0 to 2**31 - 1")
+        raise InputError(f"seed = {seed} is invalid; use an integer from 0 to 2**31 - 1")
     vectors = UnitVectors(embeddings, "embedding", device="cpu")
     unit = vectors.block(0, len(vectors)).numpy()
     find_clusters = _faiss_clusters if method == FAISS else _scikit_learn_clusters

@@ -40,7 +40,7 @@ class Ranks:
     Attributes:
         ranks: int64 [positives], counted from 1, ascending within each query.
         counts: int64 [queries], the number of positives of each query.
-        num_ties: the number of positives that have exactly the score of a gallery row that is no positive. Equal scores
+        num_ties: the number of positives whose score is exactly that of a gallery row that is not a match. Equal scores
             rank in the order of the gallery, so the ranks of tied positives depend on that order.
     """
 
@@ -88,7 +88,7 @@ def metrics_by_name(recall_at: Sequence[int] | None, names: Sequence[str], max_k
     recalls = []
     for k in recall_at:
         if not is_integer(k):
-            raise InputError(f"recall@{k} is impossible; k must be an integer")
+            raise InputError(f"recall@{k} is invalid; k must be an integer")
         recalls.append(f"recall@{k}")
     return {name: metric_by_name(name, max_k) for name in [*recalls, *DEFAULT_METRICS, *names]}
 
@@ -115,9 +115,9 @@ def metric_by_name(name: str, max_k: int | None = None) -> Metric:
         known = ", ".join([*(f"{kind}@K" for kind in METRICS_AT_K), *METRICS])
         raise InputError(f"there is no metric {name!r}; use {known}, with a number for K")
     if max_k is None and int(k) < 1:
-        raise InputError(f"{name} is impossible; use k from 1 up")
+        raise InputError(f"{name} is invalid; use k from 1 up")
     if max_k is not None and not 1 <= int(k) <= max_k:
-        raise InputError(f"{name} is impossible with {max_k} gallery images to rank; use k from 1 to {max_k}")
+        raise InputError(f"{name} is out of range with {max_k} gallery images; use k from 1 to {max_k}")
     return partial(METRICS_AT_K[kind], k=int(k))
 
 

@@ -61,7 +61,7 @@ def evaluate(
             the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible k or chunk size, an
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an invalid k or chunk size, an
             unknown metric, no query with a positive, no coarse labels where they are asked for, or a re-ranking
             that needs more neighbors than there are.
 
@@ -233,7 +233,7 @@ def score_queries(
         divided: whether the processes of `torch.distributed` divide the work.
 
     Raises:
-        InputError: no query or no gallery image, other dimensions, an impossible chunk size, no query with a positive
+        InputError: no query or no gallery image, other dimensions, an invalid chunk size, no query with a positive
             at some level, or a re-ranking that needs more neighbors than there are.
     """
     check_chunk_size(chunk_size)

@@ -38,7 +38,7 @@ class Resampling:
         seed: of the random numbers; the same seed gives the same intervals.
 
     Raises:
-        InputError: an argument is impossible.
+        InputError: an argument is invalid.
     """
 
     resample_by: ResampleBy = "classes"
@@ -48,12 +48,12 @@ class Resampling:
 
     def __post_init__(self) -> None:
         if self.resample_by not in ("classes", "queries"):
-            raise InputError(f"resample_by = {self.resample_by!r} is impossible; use classes or queries")
+            raise InputError(f"resample_by = {self.resample_by!r} is invalid; use classes or queries")
         check_confidence_level(self.confidence_level)
         if not (is_integer(self.num_resamples) and self.num_resamples >= 1):
-            raise InputError(f"num_resamples = {self.num_resamples} is impossible; use an integer from 1 up")
+            raise InputError(f"num_resamples = {self.num_resamples} is invalid; use an integer from 1 up")
         if not (is_integer(self.seed) and self.seed >= 0):
-            raise InputError(f"seed = {self.seed} is impossible; use an integer from 0 up")
+            raise InputError(f"seed = {self.seed} is invalid; use an integer from 0 up")
 
     def batches(self, num_units: int) -> Iterator[int]:
         """The numbers of resamples that are computed at a time, `num_resamples` in all."""
@@ -69,9 +69,7 @@ def check_confidence_level(confidence_level: float) -> None:
         InputError: it is not.
     """
     if not (is_number(confidence_level) and 0 < confidence_level < 1):
-        raise InputError(
-            f"confidence_level = {confidence_level!r} is impossible; use one between 0 and 1, such as 0.95"
-        )
+        raise InputError(f"confidence_level = {confidence_level!r} is invalid; use one between 0 and 1, such as 0.95")
 
 
 def count_query_classes(evaluation: Evaluation, table: Table) -> int:

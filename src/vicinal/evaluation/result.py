@@ -129,7 +129,7 @@ class Evaluation:
             array([0.5 , 0.75, 1.  ])
         """
         if not (is_integer(max_k) and 1 <= max_k <= self.num_gallery):
-            raise InputError(f"CMC up to {max_k} is impossible with {self.num_gallery} gallery images; use 1 to that")
+            raise InputError(f"max_k = {max_k} is out of range; use 1 to {self.num_gallery}, the gallery's size")
         ranks = self.first_positive_ranks[self.first_positive_ranks > 0]
         if not len(ranks):
             raise InputError("CMC needs the rank of the first positive of each query: first_positive_ranks is empty")

@@ -60,7 +60,7 @@ class ResultsTable:
       interval, and the p-value of the hypothesis that there is none.
     - `num_queries`, `num_without_positive`: the number of queries, and of those without positives, which count in no
       metric of the labels; `num_gallery`: the number of gallery images; `num_ties`: the number of positives that have
-      exactly the score of an image that is no positive.
+      exactly the score of an image that is not a positive.
 
     Attributes:
         frame: the data frame.

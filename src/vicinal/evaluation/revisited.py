@@ -76,7 +76,7 @@ def evaluate_revisited(
         and resample queries, since there are no classes.
 
     Raises:
-        InputError: other numbers of rows, other dimensions, NaN or infinity, an impossible k, or no positives.
+        InputError: other numbers of rows, other dimensions, NaN or infinity, an invalid k, or no positives.
 
     Example:
         >>> from vicinal.data.benchmarks.revisited import GroundTruth
@@ -214,7 +214,7 @@ def _check(queries: UnitVectors, gallery: UnitVectors, ground_truth: GroundTruth
     check_same_dim(queries, gallery)
     for k in precision_at:
         if not (is_integer(k) and k >= 1):
-            raise InputError(f"mP@{k} is impossible; k must be an integer from 1 up")
+            raise InputError(f"mP@{k} is invalid; k must be an integer from 1 up")
 
 
 def _ranked(queries: UnitVectors, gallery: UnitVectors, distractors: UnitVectors | None) -> _Ranking:

@@ -36,7 +36,7 @@ def check_rate(name: str, rate: object) -> None:
         InputError: it is not.
     """
     if not (is_number(rate) and 0 < rate < 1):
-        raise InputError(f"{name} = {shown(rate)} is impossible; use one between 0 and 1, such as 0.01")
+        raise InputError(f"{name} = {shown(rate)} is invalid; use one between 0 and 1, such as 0.01")
 
 
 def num_allowed(num_scores: int, rate: float) -> int:
@@ -57,7 +57,7 @@ def threshold_at(scores: Floats, rate: float) -> float:
         rate: between 0 and 1.
 
     Raises:
-        InputError: there are no scores, or the rate is impossible.
+        InputError: there are no scores, or the rate is invalid.
 
     Example:
         >>> scores = np.array([0.5, 0.25, 0.0, -0.25], np.float32)

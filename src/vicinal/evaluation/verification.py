@@ -51,7 +51,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
         is accepted), `true_accept_rate`, `num_false_accepts`, `num_different` and `num_same` (pairs).
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an impossible rate, or no pair
+        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an invalid rate, or no pair
             of the same class or of different ones.
 
     Example:

@@ -201,7 +201,7 @@ def _skip_detours(model: onnx.ModelProto, types: Any) -> None:
 
 
 def _cast_to(node: onnx.NodeProto) -> int | None:
-    """The type that a node casts to; None if it is no cast."""
+    """The type that a node casts to; None if it is not a cast."""
     if node.op_type != "Cast":
         return None
     return next(attribute.i for attribute in node.attribute if attribute.name == "to")

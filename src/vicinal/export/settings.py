@@ -35,7 +35,7 @@ class ExportSettings:
         seed: of the random choice of images.
 
     Raises:
-        InputError: a setting is impossible.
+        InputError: a setting is invalid.
 
     Example:
         >>> ExportSettings(precision="int8").limit

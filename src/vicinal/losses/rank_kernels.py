@@ -2,7 +2,7 @@
 
 Each program has one row. The positives stay in registers while the similarities are read once, where PyTorch operations
 read them once per positive. So do the sums along the row, whose parts are added up once in the end. The functions
-compute what their twins in :mod:`~vicinal.losses.soft_ranks` and :mod:`~vicinal.losses.triplets` do, in float32; they
+compute the same as :mod:`~vicinal.losses.soft_ranks` and :mod:`~vicinal.losses.triplets`, in float32; they
 need no workspace, and wait for nothing.
 
 Importing this module imports Triton.

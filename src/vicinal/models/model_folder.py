@@ -158,7 +158,7 @@ def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read the tensors of a saved model, which :func:`check_tensors` has checked."""
     with _open_weights(folder) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is not a mapping
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def check_scales(model: Embedder, scales: Sequence[float], max_size: int | None)
         raise InputError("scales are empty; give at least one, such as 1.0")
     for scale in scales:
         if not is_number(scale) or not 0 < scale < math.inf:
-            raise InputError(f"scale {shown(scale)} is impossible; a scale is a number above 0")
+            raise InputError(f"scale {shown(scale)} is invalid; a scale is a number above 0")
         if max_size is None and model.transform.longest is None and scale * model.transform.size > MAX_SIZE:
             raise _too_large(scale, model.transform.size)
     if max_size is not None and not (is_integer(max_size) and 1 <= max_size <= MAX_LONGEST):

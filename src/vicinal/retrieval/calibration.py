@@ -72,7 +72,7 @@ class Calibration:
         fingerprint: identifies the model and the steps after it; None if it is unknown.
 
     Raises:
-        InputError: a value is impossible.
+        InputError: a value is invalid.
     """
 
     score: ScoreKind
@@ -159,7 +159,7 @@ class Calibration:
             InputError: it is something else, of a later version, or a value is missing, unknown or impossible.
         """
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
-            raise InputError(f"it is no calibration: its format is not {FORMAT!r}")
+            raise InputError(f"it is not a calibration: its format is not {FORMAT!r}")
         if values.get("version") != VERSION:
             raise InputError(f"it has version {one_line(str(values.get('version')), 80)}; this Vicinal reads {VERSION}")
         names = {field.name for field in fields(cls)}

@@ -90,7 +90,7 @@ def match_images(
     Raises:
         InputError: as :func:`~vicinal.retrieval.search_images`; there is neither a calibration nor a minimum; the
             calibration does not apply, as matches are re-ranked, or as it is about margins and the index has no labels;
-            or a minimum is impossible.
+            or a minimum is invalid.
 
     Example:
         >>> import pandas as pd
@@ -131,9 +131,9 @@ def _check_minima(
     min_score: float | None, min_probability: float | None, calibration: Calibration | None, is_reranked: bool
 ) -> None:
     if min_score is not None and not (is_number(min_score) and np.isfinite(min_score)):
-        raise InputError(f"min_score = {shown(min_score)} is impossible; use a number, such as 0.6")
+        raise InputError(f"min_score = {shown(min_score)} is invalid; use a number, such as 0.6")
     if min_probability is not None and not (is_number(min_probability) and 0 <= min_probability <= 1):
-        raise InputError(f"min_probability = {shown(min_probability)} is impossible; use one from 0 to 1")
+        raise InputError(f"min_probability = {shown(min_probability)} is invalid; use one from 0 to 1")
     if calibration is not None or (min_score is not None and min_probability is None):
         return
     if is_reranked:

@@ -51,7 +51,7 @@ class Exclusions:
     def check_enough(self, k: int) -> None:
         """Raise InputError when `k` is below 1 or larger than what is left of the gallery for some query."""
         if k < 1:
-            raise InputError(f"k = {k} is impossible; use k >= 1")
+            raise InputError(f"k = {k} is invalid; use k >= 1")
         num_left = self._num_gallery - self.num_excluded()
         fewest = int(num_left.min(initial=self._num_gallery))
         query = int(num_left.argmin()) if len(num_left) else 0

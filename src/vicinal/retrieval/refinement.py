@@ -45,7 +45,7 @@ def refine(
         float32 [n, dim], of length 1.
 
     Raises:
-        InputError: an embedding contains NaN or infinity or has a different dimension, or a number is impossible.
+        InputError: an embedding contains NaN or infinity or has a different dimension, or a number is invalid.
 
     Example:
         >>> refine(ContextRefiner(dim=4, num_heads=2), np.eye(4)[[0, 0, 1]])  # an untrained refiner is the identity

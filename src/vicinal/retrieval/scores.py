@@ -228,7 +228,7 @@ def check_same_dim(queries: UnitVectors, gallery: UnitVectors) -> None:
 def check_chunk_size(chunk_size: int | None) -> None:
     """Raise InputError unless `chunk_size` is an integer of at least 1, or None for the default."""
     if chunk_size is not None and not (is_integer(chunk_size) and chunk_size >= 1):
-        raise InputError(f"chunk_size = {chunk_size!r} is impossible; use an integer >= 1, or None for the default")
+        raise InputError(f"chunk_size = {chunk_size!r} is invalid; use an integer >= 1, or None for the default")
 
 
 def rows_within_budget(columns: int, min_rows: int, max_rows: int, device: torch.device) -> int:

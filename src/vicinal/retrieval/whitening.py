@@ -61,7 +61,7 @@ class PCAWhitening:
 
         Raises:
             InputError: `vectors` is not a matrix of finite numbers, has fewer than two rows, a direction without
-                variance, or numbers too large to square; or `dim` or `shrinkage` is impossible.
+                variance, or numbers too large to square; or `dim` or `shrinkage` is invalid.
         """
         matrix = _matrix(vectors)
         rows, width = matrix.shape

@@ -122,7 +122,7 @@ class ColumnKinds:
         """The values of a new item as the index keeps them, without those that are missing.
 
         Raises:
-            InputError: a name or value is impossible, or of another kind than those of the index.
+            InputError: a name or value is invalid, or of another kind than those of the index.
         """
         return {name: self._checked(name, value) for name, value in values.items() if value is not None}
 
@@ -156,7 +156,7 @@ class ColumnKinds:
 
 def _whole(name: str, value: float) -> int:
     if not value.is_integer():
-        raise InputError(f"columns.{name}: {value:g} is no whole number; the index has whole numbers there")
+        raise InputError(f"columns.{name}: {value:g} is not a whole number; the index has whole numbers there")
     return _in_range(name, int(value))
 
 
@@ -177,7 +177,7 @@ def _check_value(name: str, value: Any) -> None:
     if name == "label" and (value == "" or kind_of(value) not in ("string", "integer")):
         raise InputError("label: it must be a text that is not empty, or a whole number")
     if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"columns.{shown(name)}: {value} is no number that can be compared")
+        raise InputError(f"columns.{shown(name)}: {value} is not a number that can be compared")
     if kind_of(value) == "integer":
         _in_range(name, value)
 

@@ -34,7 +34,7 @@ class Limits:
         save_seconds: seconds after which they are written if there is any.
 
     Raises:
-        InputError: a limit is not a number, or is impossible.
+        InputError: a limit is not a number, or is invalid.
 
     Example:
         >>> Limits(max_k=50).to_dict()["max_k"]

@@ -65,7 +65,7 @@ class Fetcher:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").lower(), parts.port
         except ValueError:
-            raise Problem(422, "url: it is no address") from None
+            raise Problem(422, "url: it is not an address") from None
         if parts.scheme != "https" or port not in (None, PORT) or parts.username or parts.password:
             raise Problem(422, "url: give an https address without port and password")
         if host not in self.hosts:
@@ -215,8 +215,8 @@ class Security:
         except Problem as problem:
             response = problem_response(problem.status, problem.detail, problem.headers)
             await response(scope, receive, send_with_headers)
-        except ValueError:  # of an origin that is no address
-            await problem_response(400, "Origin: it is no address")(scope, receive, send_with_headers)
+        except ValueError:  # of an origin that is not an address
+            await problem_response(400, "Origin: it is not an address")(scope, receive, send_with_headers)
         else:
             await self.app(scope, receive, send_with_headers)
 

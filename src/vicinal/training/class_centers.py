@@ -37,7 +37,7 @@ class SavedCenters(NamedTuple):
 
 
 def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
-    """The center-based losses in a loss, by their names in it; not those of the heads of S2SD, which are no model's."""
+    """The center-based losses in a loss, by their names in it, without those of the heads of S2SD."""
     heads = {id(part) for each in loss.modules() if isinstance(each, S2SD) for part in each.head_losses.modules()}
     parts = loss.named_modules()
     return {name: part for name, part in parts if isinstance(part, CenterBasedLoss) and id(part) not in heads}
@@ -80,7 +80,7 @@ def create_centers(loss: Loss, num_classes: int, dim: int) -> None:
 
 
 def check_initial_centers(centers: str, loss: Loss, embedder: Embedder) -> None:
-    """Raise InputError if the setting `centers` is impossible with the loss and the model."""
+    """Raise InputError if the setting `centers` is invalid with the loss and the model."""
     if centers == "random":
         return
     if not losses_with_centers(loss):

@@ -1,6 +1,6 @@
 """Batches of any size: two-stage backpropagation, whose memory is that of a micro-batch.
 
-A loss of all pairs of a batch is no sum over images, so its gradient cannot be added up over smaller batches. But given
+A loss of all pairs of a batch is not a sum over images: its gradient cannot be added up over smaller batches. But given
 the gradient by the embeddings, the rest of the way, from the embeddings into the network, is a sum over images.
 """
 
@@ -61,7 +61,7 @@ def embed_in_micro_batches(
         [n, d], on the model's device.
 
     Raises:
-        InputError: micro_batch_size is no whole number from 1 up, or not 1 for images in a list; the list is empty;
+        InputError: micro_batch_size is not a whole number from 1 up, or not 1 for images in a list; the list is empty;
             the model is wrapped by DistributedDataParallel or gives no tensor.
 
     Example:

@@ -34,7 +34,7 @@ class Schedule:
             OneCycleLR; null: the momentum is constant.
 
     Raises:
-        InputError: a value is impossible, or belongs to another schedule.
+        InputError: a value is invalid, or belongs to another schedule.
 
     Example:
         >>> schedule = Schedule("multistep", steps=[2, 4], decay=0.1)

@@ -96,7 +96,7 @@ def read_transition(path: str | Path, classes: Sequence[str | int]) -> Tensor:
     for line, label, other, text in zip(frame.index, *(frame[column] for column in COLUMNS), strict=True):
         for name in (str(label), str(other)):
             if name not in rows:
-                raise InputError(f"{path}, line {line}: {name!r} is no training class, such as {str(classes[0])!r}")
+                raise InputError(f"{path}, line {line}: {name!r} is not a training class, such as {str(classes[0])!r}")
         place = rows[str(label)], rows[str(other)]
         if place in places or place[0] == place[1]:
             raise InputError(f"{path}, line {line}: {label} is confused with {other} twice, or with itself")

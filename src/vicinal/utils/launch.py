@@ -106,7 +106,7 @@ def _check_alone(variables: Mapping[str, str], num_nodes: int | None) -> None:
 
 
 def _is_task(variables: Mapping[str, str]) -> bool:
-    """Whether SLURM has started a process that is no shell."""
+    """Whether SLURM has started a process that is not a shell."""
     return "SLURM_PROCID" in variables and variables.get("SLURM_JOB_NAME") not in INTERACTIVE
 
 

@@ -73,7 +73,7 @@ class LossWeights(nn.Module, WeightingRule):
     def __init__(self, loss: RowLoss) -> None:
         super().__init__()
         if not isinstance(loss, RowLoss):
-            raise InputError(f"LossWeights: {type(loss).__name__} is no RowLoss, so no row has weights of its own")
+            raise InputError(f"LossWeights: {type(loss).__name__} is not a RowLoss, so no row has weights of its own")
         if loss.miner is not None and loss.miner.is_random:
             raise InputError(
                 f"LossWeights: {type(loss).__name__} has a random miner; give it miner=None, and the miner to the "

@@ -29,7 +29,7 @@ def pair_weights(loss: Loss, source: PairSource, *, signed: bool = False) -> Ten
         signed: whether to return `dL / dS_ij` itself, which is negative where more similarity lowers the loss.
 
     Returns:
-        float [n, c], at least float32; 0 for an anchor with itself and for entries that are no pair.
+        float [n, c], at least float32; 0 for an anchor with itself and for entries that are not a pair.
 
     Raises:
         InputError: the loss depends on more than the pairs of this batch, for example on a memory.

@@ -49,7 +49,7 @@ class EmbeddedTable:
         postprocessing: names of the steps after the model; different steps have different names.
         cost: what the model costs, if that was asked for.
         backbone: the name of the model's backbone, if it is known.
-        num_left_out: the number of files that were left out because they cannot be read or, in a folder, are no images.
+        num_left_out: the number of files that were left out: they cannot be read or, in a folder, are not images.
         engine: what ran the model, if that is known.
     """
 

@@ -104,7 +104,7 @@ class EmbeddingReader(ModelOptions):
         return images.table
 
     def list_images(self, source: str, split: str | None = None) -> ListedImages:
-        """Return the selected rows of a source of images; those of a container are no files before they are written.
+        """Return the selected rows of a source of images; those of a container are not files before they are written.
 
         Raises:
             InputError: as :meth:`embed`.

@@ -90,7 +90,7 @@ def evaluate_sources(
         divided: whether the processes of `torch.distributed`, which all call this function, divide the rankings.
 
     Raises:
-        InputError: other images to be compared, or something that is asked for is impossible with these embeddings.
+        InputError: other images to be compared, or a result cannot be computed with these embeddings.
     """
     _check_combined_images(sources, combine)
     evaluated = []
@@ -123,7 +123,7 @@ def tabulate_sources(
             they are averaged, the table says what the models of several sources cost.
 
     Raises:
-        InputError: something that is asked for is impossible with these evaluations.
+        InputError: something that is asked for cannot be computed with these evaluations.
     """
     finals, first = {each.name: each.final for each in evaluated}, evaluated[0]
     if combine == "average":

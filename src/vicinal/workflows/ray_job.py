@@ -90,7 +90,7 @@ def check_reachable(address: str) -> None:
     """Find out quickly whether a server is at an address; Ray would try for minutes.
 
     Raises:
-        InputError: None is, or it is no address.
+        InputError: None is, or it is not an address.
     """
     check_address(address)
     match = ADDRESS.fullmatch(address)

@@ -127,7 +127,7 @@ class EmbedBlock:
     def _result(
         self, pixels: npt.NDArray[np.uint8], first_row: int, num_images: int, errors: dict[int, str]
     ) -> EmbeddedBatch | str:
-        if self._failure or self._is_hopeless(first_row):
+        if self._failure or self._cannot_finish(first_row):
             return self._failure or f"from row {first_row}: the process that embeds ended {MAX_EMBED_ATTEMPTS} times"
         try:
             vectors = self._embed(torch.from_numpy(np.array(pixels[:num_images])))  # a copy, since Ray's is read-only
@@ -136,7 +136,7 @@ class EmbedBlock:
         self._attempts.end.remote([("embedding", first_row)])
         return EmbeddedBatch(first_row, vectors, errors, engine_name(self._embed.engine))
 
-    def _is_hopeless(self, first_row: int) -> bool:
+    def _cannot_finish(self, first_row: int) -> bool:
         """Whether the process died of this batch again and again. Only one that was restarted waits to know."""
         import ray
 

@@ -37,13 +37,13 @@ def write_report(
         out: the page; it is replaced as a whole.
         sources: name -> embeddings. Of a name that is a run folder, the recipe and curves are shown too. A single one
             may have no labels; its page has the sections that need none.
-        settings: what to evaluate. Intervals that are impossible, such as those of a single class, are left out with a
+        settings: what to evaluate. Intervals that cannot be computed, as those of a single class, are left out with a
             message.
         title: of the page; by default made of the names.
         map_images: the number of images on the map; by default that of the page.
 
     Raises:
-        InputError: something that is asked for is impossible with these embeddings.
+        InputError: something that is asked for cannot be computed with these embeddings.
         OSError: the page cannot be written.
     """
     unlabeled = [name for name, embedded in sources.items() if not embedded.table.has("label")]

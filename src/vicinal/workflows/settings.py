@@ -94,7 +94,7 @@ class CalibrationSettings:
         seed: seed of everything random.
 
     Raises:
-        InputError: a setting is impossible.
+        InputError: a setting is invalid.
     """
 
     false_accept_rate: float = 0.01
@@ -109,7 +109,7 @@ class CalibrationSettings:
         check_fraction(self, unknown_fraction=self.unknown_fraction)
         for name in ("false_accept_rate", "confidence_level"):
             if not 0 < getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)} is impossible; use one between 0 and 1")
+                raise InputError(f"{name} = {getattr(self, name)} is invalid; use one between 0 and 1")
 
 
 MAX_SEED = 2**32 - 1  # of scikit-learn
@@ -130,7 +130,7 @@ class CleanSettings:
         seed: seed of k-means.
 
     Raises:
-        InputError: a value is impossible.
+        InputError: a value is invalid.
     """
 
     num_neighbors: int = 10
@@ -188,7 +188,7 @@ class EvaluationSettings:
         seed: seed of everything random.
 
     Raises:
-        InputError: a metric does not exist, or a setting is impossible.
+        InputError: a metric does not exist, or a setting is invalid.
     """
 
     recall_at: Sequence[int] | None = None

@@ -135,7 +135,7 @@ class Source:
         return load_file(self.name, mapped, named_columns(vars(self)), self.labels)
 
     def check_labels(self) -> None:
-        """Raise InputError if there is a file of labels, and it is no file of embeddings."""
+        """Raise InputError if there is a file of labels, and it is not a file of embeddings."""
         if self.labels is not None and self.kind != "embeddings":
             if self.name.endswith(".parquet"):
                 check_regular_file(self.name)  # nobody has looked into a pipe
@@ -214,7 +214,7 @@ def data_settings_of_run(run: RunFolder) -> Mapping[str, Any]:
 
 
 def columns_of_run(model: str | None) -> dict[str, str]:
-    """The names of columns that a run was trained with; empty for a model that is no run."""
+    """The names of columns that a run was trained with; empty for a model that is not a run."""
     if model is None or not RunFolder(Path(model)).recipe.is_file():
         return {}
     return named_columns(data_settings_of_run(RunFolder(Path(model))))

@@ -62,7 +62,7 @@ def test_partial_copies(folder: Path) -> None:
     with pytest.raises(InputError, match=r"train of met has 29 images of 6 classes, but 30 of 6 are published"):
         met(folder)
     path.write_text("{}")
-    with pytest.raises(InputError, match=r"MET_database\.json: is no list of images"):
+    with pytest.raises(InputError, match=r"MET_database\.json: is not a list of images"):
         met(folder)
     with pytest.raises(InputError, match=r"no ground_truth/MET_database\.json or MET_database\.json in met/, MET/ or"):
         met(folder / "images")

@@ -160,8 +160,8 @@ def changed(place: str, value: object) -> dict[str, Any]:
     ("place", "value", "message"),
     [
         ("imlist", "DELETE", "the ground truth has no 'imlist'"),
-        ("imlist", [], "imlist is no list of images' names"),
-        ("qimlist", [1, 2], "qimlist is no list of images' names"),
+        ("imlist", [], "imlist is not a list of images' names"),
+        ("qimlist", [1, 2], "qimlist is not a list of images' names"),
         ("gnd", "DELETE", "the ground truth has no 'gnd'"),
         ("gnd", [], r"gnd has no entry for each of the 2 queries of qimlist"),
         ("gnd.0.junk", "DELETE", r"gnd\[0\] has no 'junk'"),
@@ -172,13 +172,13 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ),
         ("gnd.1.bbx", [1, 2, 3], r"gnd\[1\]: bbx is \[1\.0, 2\.0, 3\.0\]"),
         ("gnd.1.bbx", [0, 0, 1, float("nan")], r"gnd\[1\]: bbx is "),
-        ("gnd.1.bbx", "whole", r"gnd\[1\]: bbx is no list of numbers"),
+        ("gnd.1.bbx", "whole", r"gnd\[1\]: bbx is not a list of numbers"),
         ("gnd.0.easy", [3], r"gnd\[0\]: easy names image 3; imlist has 3, counted from 0"),
         ("gnd.0.easy", [-1], r"gnd\[0\]: easy names image -1"),
         ("gnd.0.easy", [0.5], r"gnd\[0\]: easy names image 0\.5"),
-        ("gnd.0.easy", [True, 0], r"gnd\[0\]: easy is no list of numbers"),
-        ("gnd.0.easy", ["a"], r"gnd\[0\]: easy is no list of numbers"),
-        ("gnd.0.easy", [[1], [1, 2]], r"gnd\[0\]: easy is no list of numbers"),
+        ("gnd.0.easy", [True, 0], r"gnd\[0\]: easy is not a list of numbers"),
+        ("gnd.0.easy", ["a"], r"gnd\[0\]: easy is not a list of numbers"),
+        ("gnd.0.easy", [[1], [1, 2]], r"gnd\[0\]: easy is not a list of numbers"),
         ("gnd.0.easy", [2, 2], r"gnd\[0\] names image 2 twice"),
         ("gnd.0.hard", [0], r"gnd\[0\] names image 0 twice; it can be easy, hard or junk, and once"),
     ],
@@ -196,7 +196,7 @@ def test_a_list_that_holds_itself_many_times_is_refused(tmp_path: Path) -> None:
         bomb = [bomb, bomb]
     path = tmp_path / "gnd.pkl"
     path.write_bytes(pickle.dumps(changed("gnd.0.easy", bomb)))
-    with pytest.raises(InputError, match=r"gnd\[0\]: easy is no list of numbers"):
+    with pytest.raises(InputError, match=r"gnd\[0\]: easy is not a list of numbers"):
         GroundTruth.load(path)
 
 

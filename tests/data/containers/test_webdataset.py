@@ -100,16 +100,16 @@ def test_nothing_is_unpacked_under_its_own_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"a.png": link("a.png", "/etc/passwd")}, "'a.png' is no plain file in the archive, which shards hold"),
-        ({"a.png": link("a.png", "b.png", tarfile.LNKTYPE)}, "'a.png' is no plain file in the archive"),
-        ({"a.png": link("a.png", "", tarfile.FIFOTYPE)}, "'a.png' is no plain file in the archive"),
+        ({"a.png": link("a.png", "/etc/passwd")}, "'a.png' is not a regular file, which shards hold"),
+        ({"a.png": link("a.png", "b.png", tarfile.LNKTYPE)}, "'a.png' is not a regular file"),
+        ({"a.png": link("a.png", "", tarfile.FIFOTYPE)}, "'a.png' is not a regular file"),
         ({"a.png": bytes(5000)}, "'a.png' has 0 MB; at most 0 are read"),
         ({"a.png": encoded(0), "a.PNG": encoded(0)}, "'a.PNG' is there twice; every member needs its own name"),
         ({"a.png": encoded(0), "a.jpg": encoded(0)}, "has several images (png, jpg); name one by path_column"),
         ({"a.png": encoded(0), "a.cls": b"\xff"}, "sample 'a': the label is not UTF-8 text"),
         ({"a.png": encoded(0), "a.json": b"{"}, "sample 'a': not JSON (Expecting property name"),
         ({"a.png": encoded(0), "a.json": b"[" * 4000}, "sample 'a': not JSON ("),
-        ({"a.png": encoded(0), "a.json": b"[1]"}, "sample 'a': the JSON is no mapping of names to values"),
+        ({"a.png": encoded(0), "a.json": b"[1]"}, "sample 'a': the JSON is not a mapping of names to values"),
         (
             {"a.png": encoded(0), "a.json": b'{"label": [1]}'},
             "row 0: label is [1]; a label is text or a 64-bit",
@@ -177,7 +177,7 @@ def test_a_sparse_member_is_not_expanded(tmp_path: Path) -> None:
     member.pax_headers = {f"GNU.sparse.{key}": value for key, value in sparse.items()}
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(member)
-    with pytest.raises(InputError, match=r"x\.tar: 'a\.png' is no plain file in the archive"):
+    with pytest.raises(InputError, match=r"x\.tar: 'a\.png' is not a regular file"):
         load_table(f"wds:{tmp_path / 'x.tar'}", root=tmp_path / "kept")
 
 

@@ -265,7 +265,7 @@ def test_search_for_the_whole_index(kind, many) -> None:
     found = index.search(many[:3], 10)
     assert sorted(found.ids[0].tolist()) == index.metadata.frame["id"].tolist()
     assert np.isfinite(found.scores).all()
-    with pytest.raises(InputError, match="k = 11 is impossible in an index of 10 images; use 1 to 10"):
+    with pytest.raises(InputError, match="k = 11 is invalid in an index of 10 images; use 1 to 10"):
         index.search(many[:3], 11)
 
 
@@ -394,7 +394,7 @@ def test_bad_input() -> None:
         (lambda: Index.build(vectors, table(20), "ivfpq"), "needs 9,984 vectors to train on, got 20"),
         (lambda: Index.build(vectors, table(20), "lsh"), "unknown kind of index 'lsh'"),  # type: ignore[arg-type]
         (lambda: Index.build(vectors, table(20), "hnsw", rescore=4), "the vectors of hnsw are exact: leave it out"),
-        (lambda: Index.build(vectors, table(20), "sq8", rescore=-1), r"rescore = -1 is impossible; use 0 \(none\) to"),
+        (lambda: Index.build(vectors, table(20), "sq8", rescore=-1), r"rescore = -1 is invalid; use 0 \(none\) to"),
         (lambda: index.search(vectors, 0), "k = 0"),
         (lambda: index.delete([3, -1]), "no id -1"),
         (lambda: index.lookup([20]), "no id 20"),

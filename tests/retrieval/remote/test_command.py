@@ -52,7 +52,7 @@ def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.Captu
     ("words", "message"),
     [
         (["index", "list", "milvus://host/a/b/c"], "a Milvus index is milvus://HOST:19530/COLLECTION"),
-        (["index", "list", "milvus://host/odd-name"], "is no name of a collection"),
+        (["index", "list", "milvus://host/odd-name"], "is not a collection name"),
         (["index", "list", "milvus://host/x?timeout=3"], "unknown option 'timeout'; the options are tls"),
         (["index", "list", "postgresql://host/shop"], "is postgresql://USER@HOST/DATABASE?table=TABLE"),
         (["index", "list", "postgresql://host:port/shop?table=x"], "the URL of the index cannot be read"),

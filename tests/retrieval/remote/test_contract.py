@@ -122,9 +122,9 @@ def test_search_among_some(backend: Backend) -> None:
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
     ids = index.ids_by_key(given.image_keys[:2])
     assert set(index.search(gallery[:1], 2, among=ids).ids[0]) == set(ids)
-    with pytest.raises(InputError, match="k = 25 is impossible in 24 images to search among; use 1 to 24"):
+    with pytest.raises(InputError, match="k = 25 is invalid in 24 images to search among; use 1 to 24"):
         index.search(gallery[:1], 25, among=index.select("label == 'class 2'"))
-    with pytest.raises(InputError, match="k = 121 is impossible in an index of 120 images; use 1 to 120"):
+    with pytest.raises(InputError, match="k = 121 is invalid in an index of 120 images; use 1 to 120"):
         index.search(gallery[:1], 121)
 
 

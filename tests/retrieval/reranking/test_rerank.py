@@ -311,7 +311,7 @@ def test_bad_input(monkeypatch) -> None:
         (lambda: ReciprocalReranking(k1=0), "k1 = 0 must be at least 1"),
         (lambda: ReciprocalReranking(k1=3, k2=4), "k2 = 4 must not be larger than k1 = 3"),
         (lambda: ReciprocalReranking(lam=0), "lam = 0 must be from 1e-30 to 1"),
-        (lambda: ReciprocalReranking(lam=1e-39), "lam = 1e-39 must be from 1e-30 to 1"),  # 1 / lam is no float32
+        (lambda: ReciprocalReranking(lam=1e-39), "lam = 1e-39 must be from 1e-30 to 1"),  # 1 / lam is not a float32
         (lambda: ContextualReranking(k=True), "k = True must be at least 1, a whole number"),
         (lambda: QueryExpansion(n=np.True_), "n = True must be at least 1, a whole number"),
         (lambda: ReciprocalReranking(k2=2.0), "k2 = 2.0 must be at least 1, a whole number"),

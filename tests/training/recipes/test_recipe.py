@@ -156,7 +156,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),
         ("data:\n  num_workers: -1\n", "recipe.yaml:2: data.num_workers = -1 must be"),
         ("transform:\n  size: 0\n", "recipe.yaml:2: transform.size is 0; it must be"),
-        ("validation: {metric: recall@0}\n", "recipe.yaml:1: validation.metric = recall@0: recall@0 is impossible"),
+        ("validation: {metric: recall@0}\n", "recipe.yaml:1: validation.metric = recall@0: recall@0 is invalid"),
         ("validation: {metric: rank@1}\n", "recipe.yaml:1: validation.metric = rank@1: there is no metric 'rank@1'"),
         ("schedule: {decay: 2}\n", "recipe.yaml:1: schedule.decay = 2"),
         ("schedule: {every: 3}\n", "recipe.yaml:1: schedule.every = 3 must be left out unless schedule.name is step"),

@@ -34,7 +34,7 @@ def read_records(path: Path, variable: str, fields: Sequence[str]) -> list[Row]:
     try:
         records = loadmat(path, squeeze_me=True, variable_names=[variable]).get(variable)
     except Exception as error:  # a broken file makes the reader raise errors of many kinds
-        raise InputError(f"{path}: is no file of MATLAB that can be read ({one_line(error)})") from None
+        raise InputError(f"{path}: is not a file of MATLAB that can be read ({one_line(error)})") from None
     names = getattr(getattr(records, "dtype", None), "names", None) or ()
     missing = [field for field in fields if field not in names]
     if missing:

@@ -104,7 +104,7 @@ def class_number(text: str, where: str) -> int:
         where: The file and line, for messages.
 
     Raises:
-        InputError: The text is no number of up to 18 digits.
+        InputError: The text is not a number of up to 18 digits.
 
     Example:
         >>> class_number("007", "list.txt, line 1")
@@ -124,7 +124,7 @@ def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> B
         has_size: Whether the last two numbers are width and height, instead of right and bottom.
 
     Raises:
-        InputError: A field is no number, or the box is empty or outside of its image.
+        InputError: A field is not a number, or the box is empty or outside of its image.
 
     Example:
         >>> parse_box(["60.0", "27.0", "325.0", "304.0"], "bounding_boxes.txt, image 1", has_size=True)

@@ -64,7 +64,7 @@ def _read(path: Path, key: str, is_optional: bool) -> pd.DataFrame:
     """Read the paths and labels of a list of images; without the key, an image shows no exhibit if that may be."""
     content = read_json(path)
     if not isinstance(content, list) or not content:
-        raise InputError(f"{path}: is no list of images")
+        raise InputError(f"{path}: is not a list of images")
     entries = [_entry(entry, key, is_optional, f"{path}, entry {number}") for number, entry in enumerate(content)]
     check_distinct(path, [(number, [image]) for number, (image, _) in enumerate(entries)], "entry")
     return pd.DataFrame(entries, columns=["path", "label"])

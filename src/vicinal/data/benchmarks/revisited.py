@@ -225,7 +225,7 @@ def _value(content: Any, key: str, where: str) -> Any:
 
 def _names(value: Any, key: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{key} is no list of images' names")
+        raise InputError(f"{key} is not a list of images' names")
     return value
 
 
@@ -257,7 +257,7 @@ def _numbers(value: Any, where: str) -> Doubles:
         array = np.asarray(value).ravel()
         if not array.size or array.dtype.kind in "iuf":
             return array.astype(np.float64)
-    raise InputError(f"{where} is no list of numbers")
+    raise InputError(f"{where} is not a list of numbers")
 
 
 def _is_number(value: Any) -> bool:

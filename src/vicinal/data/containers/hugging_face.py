@@ -150,7 +150,7 @@ def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: st
         if rows and (len(rows) != sizes[first] or any(labels[row] != first for row in rows)):
             raise InputError(
                 f"{source}: query {query} (counted from 0) has some, but not all of its relevant images in common with "
-                "another; that is no relevance of classes, which is all that can be read"
+                "another; that is not a relevance of classes, which is all that can be read"
             )
     return np.where(labels < 0, np.arange(corpus_size), labels), np.array(firsts, dtype=np.int64)
 

@@ -169,7 +169,7 @@ class _ShardReader:
                     if member.isdir() or _is_hidden(member.name) or not self._is_read(member.name):
                         continue
                     if not member.isreg() or member.issparse():
-                        raise InputError(f"{shard}: {member.name!r} is no plain file in the archive, which shards hold")
+                        raise InputError(f"{shard}: {member.name!r} is not a regular file, which shards hold")
                     if member.size > MAX_BYTES:
                         raise InputError(f"{shard}: {member.name!r} has {member.size / 1e6:,.0f} MB; at most "
                                          f"{MAX_BYTES / 1e6:,.0f} are read")  # fmt: skip
@@ -262,5 +262,5 @@ def _fields(content: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({one_line(error)})") from None
     if not isinstance(fields, dict):
-        raise InputError(f"{where}: the JSON is no mapping of names to values")
+        raise InputError(f"{where}: the JSON is not a mapping of names to values")
     return fields

@@ -74,7 +74,7 @@ def write_cleaning_page(
             not in the table any more are left out.
 
     Raises:
-        InputError: the file of decisions cannot be read, or a decision is impossible.
+        InputError: the file of decisions cannot be read, or a decision is invalid.
         OSError: the file cannot be written.
 
     Example:

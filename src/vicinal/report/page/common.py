@@ -63,7 +63,7 @@ def _data(
 
 
 def _nearest_is_match(neighbors: QueryNeighbors) -> Integers:
-    """For each image 1 or 0, whether its nearest is of its class; -1 if it is no query that can find its class."""
+    """For each image 1 or 0, whether its nearest is of its class; -1 if it is not a query that can find its class."""
     match = np.full(len(neighbors.table), -1)
     queries = neighbors.with_positives()
     match[queries.queries] = queries.same_class[:, 0]

@@ -503,4 +503,4 @@ def impossible_k(k: object, number: int, is_selection: bool) -> InputError:
     if not number and not is_selection:
         return InputError("the index is empty; add images before searching")
     place = f"{number} images to search among" if is_selection else f"an index of {number} images"
-    return InputError(f"k = {k} is impossible in {place}; use 1 to {number}")
+    return InputError(f"k = {k} is invalid in {place}; use 1 to {number}")

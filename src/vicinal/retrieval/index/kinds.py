@@ -28,7 +28,7 @@ def checked_rescore(kind: str, rescore: int | None) -> int:
         InputError: there are too many, or the kind has no codes.
     """
     if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
-        raise InputError(f"rescore = {rescore} is impossible; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
+        raise InputError(f"rescore = {rescore} is invalid; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
     if rescore and kind not in DEFAULT_RESCORE:
         raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")
     return DEFAULT_RESCORE.get(kind, 0) if rescore is None else rescore

@@ -58,7 +58,7 @@ class HalfStore:
         """
         size = file.seek(0, 2)
         if dim < 1 or size % (2 * dim):
-            raise InputError(f"{path.name} has {size:,} bytes, which are no float16 vectors of {dim} dimensions")
+            raise InputError(f"{path.name} has {size:,} bytes, which are not float16 vectors of {dim} dimensions")
         shape = (size // (2 * dim), dim)
         stored = np.memmap(file, np.dtype("<f2"), "r", shape=shape) if size else np.empty(shape, np.float16)
         return cls(dim, stored)

@@ -41,7 +41,7 @@ class ContextualReranking(Reranking):
         epsilon: how much farther than the last neighbor, in squared distance, an image may be to belong.
 
     Raises:
-        InputError: k, beta or epsilon is impossible; when applied: k is larger than the gallery, or neighborhoods have
+        InputError: k, beta or epsilon is invalid; when applied: k is larger than the gallery, or neighborhoods have
             more than 17 million members in total (embeddings are nearly all equal, or epsilon is large).
 
     Example:

@@ -71,7 +71,7 @@ class QueryExpansion(Expansion):
             expansion), larger values give distant neighbors less.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
+        InputError: n or alpha is invalid; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -97,7 +97,7 @@ class DatabaseAugmentation(Expansion):
         alpha: exponent of the weights, as in :class:`QueryExpansion`.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
+        InputError: n or alpha is invalid; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -123,7 +123,7 @@ class NeighborAverage(Expansion):
         alpha: exponent of the weights, as in :class:`QueryExpansion`; 0, the default, weights all equally.
 
     Raises:
-        InputError: n or alpha is impossible; when applied: n is larger than the number of neighbors.
+        InputError: n or alpha is invalid; when applied: n is larger than the number of neighbors.
 
     Example:
         >>> from vicinal.retrieval import rerank

@@ -53,7 +53,7 @@ class ReciprocalReranking(Reranking):
             1e-6, which also ranks images that share nothing.
 
     Raises:
-        InputError: k1, k2 or lam is impossible; when applied: k1 is not smaller than the gallery.
+        InputError: k1, k2 or lam is invalid; when applied: k1 is not smaller than the gallery.
 
     Example:
         >>> from vicinal.retrieval import rerank

@@ -66,7 +66,7 @@ function setBusy(isBusy) {
 async function searchFile(file) {
   if (byId("pick").disabled) return;
   if (file.type && !file.type.startsWith("image/")) {
-    fail(new server.ServerError(0, `${file.name} is ${file.type}.`, "That is no picture."), () => {});
+    fail(new server.ServerError(0, `${file.name} is ${file.type}.`, "That is not a picture."), () => {});
     return;
   }
   try {

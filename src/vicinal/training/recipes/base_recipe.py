@@ -74,7 +74,7 @@ class BaseRecipe(ABC):
         config: the recipe as plain nested values, with every default filled in.
 
     Raises:
-        InputError: a setting, or an argument of the loss, is impossible.
+        InputError: a setting, or an argument of the loss, is invalid.
     """
 
     verb: ClassVar[str]  # of the command, for messages
@@ -128,7 +128,7 @@ class BaseRecipe(ABC):
             allow_imports: packages or modules whose classes the recipe may name too, such as `my_losses`.
 
         Raises:
-            InputError: a missing file, an unknown key, a wrong type or an impossible value, with its file and line.
+            InputError: a missing file, an unknown key, a wrong type or an invalid value, with its file and line.
         """
         file = RecipeFile.read(path) if isinstance(path, str | Path) else path
         check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))

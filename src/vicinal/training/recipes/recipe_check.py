@@ -67,7 +67,7 @@ class RecipeCheck:
         return self._read_group(self.given, self.schema, "")
 
     def check_loss_name(self) -> None:
-        """Raise InputError if the loss is no public name, before the losses are imported, which takes seconds."""
+        """Raise InputError if the loss is not a public name, before the losses are imported, which takes seconds."""
         path, _ = class_and_arguments(self.given.get("loss"))
         known = loss_names()
         if isinstance(path, str) and "." not in path and path not in known:

@@ -163,7 +163,7 @@ def _read_values(key: str, given: Any) -> Values:
         given = {"choices": given}
     words = set(given) if isinstance(given, Mapping) else set()
     if len(words - {"step"}) != 1 or not words <= WORDS:
-        raise InputError(f"{key}: {one_line(str(given), 80)} is no search space; give {FORMS}")
+        raise InputError(f"{key}: {one_line(str(given), 80)} is not a search space; give {FORMS}")
     if "choices" in given:
         return _read_choices(key, given)
     word = "log" if "log" in given else "range"

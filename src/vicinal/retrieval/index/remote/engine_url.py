@@ -95,10 +95,10 @@ class EngineURL:
             raise InputError("milvus URL: a user belongs into the variable VICINAL_MILVUS_TOKEN, as USER:PASSWORD")
         options = _options(query, MILVUS_OPTIONS, "milvus")
         if options.get("tls", "false") not in ("true", "false"):
-            raise InputError(f"milvus URL: tls={one_line(options['tls'], 40)!r} is impossible; use true or false")
+            raise InputError(f"milvus URL: tls={one_line(options['tls'], 40)!r} is invalid; use true or false")
         name = path[-1]
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InputError(f"milvus URL: {one_line(name, 80)!r} is no name of a collection; use letters, digits, _")
+            raise InputError(f"milvus URL: {one_line(name, 80)!r} is not a collection name; use letters, digits, _")
         return cls(
             "milvus", _checked_name(name), host, port or MILVUS_PORT, None, path[0] if len(path) == 2 else None,
             tuple(options.items()),
@@ -149,7 +149,7 @@ def _options(query: dict[str, str], known: tuple[str, ...], engine: str) -> dict
 
 def _checked_name(name: str) -> str:
     if len(name.encode("utf-8", "replace")) > MAX_NAME or not name.isprintable():
-        raise InputError(f"{one_line(name, 80)!r} is no name of a table; use at most {MAX_NAME} printable characters")
+        raise InputError(f"{one_line(name, 80)!r} is not a table name; use at most {MAX_NAME} printable characters")
     return name
 
 

@@ -236,7 +236,7 @@ class PostgresEngine(RemoteEngine):
         super().check_build(kind, dim, rescore)
         if rescore is not None and (kind != "binary" or not 1 <= rescore <= MAX_RESCORE):
             raise InputError(
-                f"rescore = {rescore} is impossible for {kind} in PostgreSQL; binary has 1 to {MAX_RESCORE:,}, the "
+                f"rescore = {rescore} is invalid for {kind} in PostgreSQL; binary has 1 to {MAX_RESCORE:,}, the "
                 "others compare exactly"
             )
         limit = {"exact": MAX_DIM, "hnsw": MAX_HALF_DIM, "binary": min(MAX_DIM, MAX_BIT_DIM)}[kind]

@@ -102,7 +102,7 @@ class RemoteIndex(ImageIndex):
         if query_ids is not None:
             raise InputError("query_ids are for the refinement of queries; this index is not refined")
         if not (is_integer(k) and 1 <= k <= self._engine.max_k):
-            raise InputError(f"k = {k} is impossible in {self._engine.name}; use 1 to {self._engine.max_k:,}")
+            raise InputError(f"k = {k} is invalid in {self._engine.name}; use 1 to {self._engine.max_k:,}")
         vectors, selected = queries.block(0, len(queries)).cpu().numpy(), self._filter_of(among)
         found: Neighbors = self._table.call(self._engine.search, vectors, int(k), selected, self._settings)
         if (found.ids < 0).any() and (available := self.count(among, at_most=k)) < k:

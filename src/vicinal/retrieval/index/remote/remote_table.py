@@ -59,7 +59,7 @@ class RemoteFacts:
 
     def _accept(self, values: Mapping[str, Any]) -> None:
         if values.get("format") != FORMAT or values.get("version") != VERSION:
-            raise InputError(f"{self._url} is no index of this version of Vicinal; build it again")
+            raise InputError(f"{self._url} is not an index of this version of Vicinal; build it again")
         if not (is_integer(values.get("dim")) and isinstance(values.get("columns"), dict)):
             raise InputError(f"{self._url}: what the index says about itself is damaged; build it again")
         check_made_with(values.get("made_with"))
