@@ -262,7 +262,7 @@ def test_vectors_of_every_kind(kind, many) -> None:
 def test_search_for_the_whole_index(kind, many) -> None:
     index = build(kind, many)
     index.delete(index.metadata.frame["id"][5:-5])
-    found = index.search(many[:3], 10)
+    found = index.search(many[:3], np.int64(10))
     assert sorted(found.ids[0].tolist()) == index.metadata.frame["id"].tolist()
     assert np.isfinite(found.scores).all()
     with pytest.raises(InputError, match="k = 11 is invalid in an index of 10 images; use 1 to 10"):
@@ -395,6 +395,7 @@ def test_bad_input() -> None:
         (lambda: Index.build(vectors, table(20), "lsh"), "unknown kind of index 'lsh'"),  # type: ignore[arg-type]
         (lambda: Index.build(vectors, table(20), "hnsw", rescore=4), "the vectors of hnsw are exact: leave it out"),
         (lambda: Index.build(vectors, table(20), "sq8", rescore=-1), r"rescore = -1 is invalid; use 0 \(none\) to"),
+        (lambda: Index.build(vectors, table(20), "sq8", rescore=2.5), r"rescore = 2.5 is invalid"),
         (lambda: index.search(vectors, 0), "k = 0"),
         (lambda: index.delete([3, -1]), "no id -1"),
         (lambda: index.lookup([20]), "no id 20"),

@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
 from vicinal.retrieval.index.index_state import RefinerContext
-from vicinal.retrieval.index.interface import ImageIndex, impossible_k, unknown_id
+from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
 from vicinal.retrieval.index.item_rows import ItemRows, frame_of_rows, kinds_of
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
@@ -308,11 +308,11 @@ class Index(ImageIndex):
         state = self.state.current()
         allowed = state.ids if among is None else state.ascending(among)
         if not (is_integer(k) and 1 <= k <= len(allowed)):
-            raise impossible_k(k, len(allowed), among is not None and bool(len(state.ids)))
+            raise invalid_k(k, len(allowed), among is not None and bool(len(state.ids)))
         own_ids = state.checked_query_ids(query_ids, len(queries))
         if state.context is not None and refiner is not None:
             queries = state.context.refine(queries, refiner, state.ids, own_ids)
-        return state.engine.search(queries, k, allowed)
+        return state.engine.search(queries, int(k), allowed)  # faiss takes no integers of numpy
 
     def where(self, condition: str) -> Integers:
         state = self.state.current()

@@ -498,7 +498,7 @@ def unknown_id(number: object) -> InputError:
     return InputError(f"the index has no id {number}; it was never given or is deleted")
 
 
-def impossible_k(k: object, number: int, is_selection: bool) -> InputError:
+def invalid_k(k: object, number: int, is_selection: bool) -> InputError:
     """The error of a search for more or fewer neighbors than there can be."""
     if not number and not is_selection:
         return InputError("the index is empty; add images before searching")

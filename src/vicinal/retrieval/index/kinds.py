@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vicinal.utils.arguments import is_integer
 from vicinal.utils.errors import InputError
 
 Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
@@ -27,7 +28,7 @@ def checked_rescore(kind: str, rescore: int | None) -> int:
     Raises:
         InputError: there are too many, or the kind has no codes.
     """
-    if rescore is not None and not 0 <= rescore <= MAX_RESCORE:
+    if rescore is not None and not (is_integer(rescore) and 0 <= rescore <= MAX_RESCORE):
         raise InputError(f"rescore = {rescore} is invalid; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
     if rescore and kind not in DEFAULT_RESCORE:
         raise InputError(f"rescore is for {', '.join(DEFAULT_RESCORE)}; the vectors of {kind} are exact: leave it out")

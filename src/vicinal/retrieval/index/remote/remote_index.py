@@ -17,7 +17,7 @@ from vicinal.data.column_kinds import Kinds
 from vicinal.data.moved import MAX_PROBES, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, impossible_k
+from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, invalid_k
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, id_of_key, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
@@ -106,7 +106,7 @@ class RemoteIndex(ImageIndex):
         vectors, selected = queries.block(0, len(queries)).cpu().numpy(), self._filter_of(among)
         found: Neighbors = self._table.call(self._engine.search, vectors, int(k), selected, self._settings)
         if (found.ids < 0).any() and (available := self.count(among, at_most=k)) < k:
-            raise impossible_k(k, available, among is not None)
+            raise invalid_k(k, available, among is not None)
         return found
 
     def select(self, condition: str | None) -> Selection | None:
