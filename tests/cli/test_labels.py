@@ -96,7 +96,6 @@ def test_a_refiner_is_trained_with_them() -> None:
             "--labels gives labels to files of embeddings; digits is none",
         ),
         ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings; digits is none"),
-        ("index list i --labels y.csv", "unrecognized"),
         ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
         ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),
