@@ -58,6 +58,8 @@ def test_auto_exports_once_and_says_so_once(model: Embedder, photos: Path, capfd
 def test_auto_stays_with_torch(model: Embedder, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_engine(model, "auto", "cpu", 9) is model, "few images"
     assert with_engine(model, "auto", "cuda", 99) is model
+    transformer = Embedder("test_vit", dim=8, pretrained=False)
+    assert with_engine(transformer, "auto", "cpu", 999) is transformer
     assert with_engine(model, "auto", "cpu", 99, obstacle="whole images") is model
     assert with_engine(model, "torch", "cpu", 99) is model
     monkeypatch.setattr(engine, "find_spec", lambda _: None)

@@ -146,9 +146,10 @@ def with_engine(
 ) -> Embedder | ExportedEmbedder:
     """Return what embeds images by an engine: the model itself, or the model exported for the engine.
 
-    `auto` takes OpenVINO if it is installed, the device is a CPU, and the exported model gives the same unit vectors up
-    to `TOLERANCE`; else PyTorch. Exported models are kept in the folder `engines` of ~/.cache/vicinal (or of the
-    environment variable VICINAL_DATA), by the fingerprint of the model, so that each is exported and compared once.
+    `auto` takes OpenVINO if it is installed, the device is a CPU, the network is convolutional, and the exported model
+    gives the same unit vectors up to `TOLERANCE`; else PyTorch, which runs transformers as fast. Exported models are
+    kept in the folder `engines` of ~/.cache/vicinal (or of the environment variable VICINAL_DATA), by the fingerprint
+    of the model, so that each is exported and compared once.
 
     Args:
         model: The model.
@@ -198,7 +199,10 @@ def engine_name(model: Embedder | ExportedEmbedder) -> str:
 
 def _automatic(model: Embedder, num_images: int | None) -> Embedder | ExportedEmbedder:
     """The model for OpenVINO, or the model itself where that is not possible or not worth it."""
-    if find_spec("openvino") is None or _is_imported(model):
+    import torch
+
+    is_convolutional = model.memory_format == torch.channels_last
+    if find_spec("openvino") is None or _is_imported(model) or not is_convolutional:
         return model
     is_few = num_images is not None and num_images < MIN_IMAGES
     if is_few and not _engines().is_dir():  # the fingerprint takes time
