@@ -38,8 +38,8 @@ class EmbeddingOptions:
         precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda; None takes a GPU where there is one.
         engine: what runs the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is
-            faster on a CPU; or auto, which is openvino on a CPU where it is installed, for 500 images or more and if
-            its vectors are those of torch up to 0.0001, else torch.
+            faster on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
+            500 images or more, if its vectors are those of torch up to 0.0001, else torch.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
             run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
             else raise.
