@@ -74,6 +74,7 @@ CASES = [
     ("validation: {metric: null}\n", "validation.metric = null must be text"),
     ('epochs: "\\e[2J"\n', "epochs = "),
     ("epochs: .inf\n", "epochs = inf must be an integer"),
+    ("epochs: 010\n", "epochs = 010 must be an integer"),
 ]
 
 
@@ -118,6 +119,8 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
         ("--config=other.yaml", "unknown key config"),
         ("--data.fractions={[a]: 1}", "--data.fractions {[a]: 1}: not YAML: found unhashable key"),
         ("--data.fractions=&a {b: *a}", "must be a mapping"),
+        ("--model.dim=", "--model.dim needs a value"),
+        ("--epochs=1:30", "epochs = 1:30 must be an integer"),
         ("--epochs={!!python/object/apply:os.system [touch executed]}", "is not a plain value"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NoReturn
 
 from vicinal.training.recipes.recipe_classes import ClassValue, OfferedClasses, class_and_arguments, loss_names
@@ -53,7 +54,8 @@ class RecipeCheck:
         self.given: dict[str, Any] = {}
         parsed = list(parse_overrides(overrides))
         self._overridden = [key.replace(".init_args", "").removesuffix("+") for key, _ in parsed]
-        for key, value in [*(file.values.items() if file else ()), *parsed]:
+        own = deepcopy(file.values) if file else {}  # a file may be read once for many recipes
+        for key, value in [*own.items(), *parsed]:
             put_setting(self.given, str(key), value)
 
     def read(self) -> dict[str, Any]:
