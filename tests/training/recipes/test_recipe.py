@@ -310,6 +310,12 @@ def test_another_class_has_no_arguments_of_the_one_before(tmp_path: Path, word: 
     assert Recipe.load(path, words).config["loss"] == Recipe.load(overrides=["--loss=TripletLoss"]).config["loss"]
 
 
+def test_arguments_that_are_not_a_mapping_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "loss: {class_path: TripletLoss, init_args: 5}")
+    with pytest.raises(InputError, match=r"loss.init_args is 5; give the arguments of a class"):
+        Recipe.load(path, ["--loss.margin=1"])
+
+
 def test_fractions_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "data: {fractions: {train: 0.5, val: 0.2, test: 0.3}}")
     assert Recipe.load(path, ["--data.fractions={train: 0.8, val: 0.2}"]).settings.data.fractions == {

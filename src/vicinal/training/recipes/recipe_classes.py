@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
 from types import NoneType
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import vicinal
 from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_module, is_in
 
 LOSS_FILES = (
@@ -135,7 +136,14 @@ def _with_defaults(given: Mapping[str, Any], schema: Schema) -> Iterator[tuple[s
 def _completed(value: Any) -> Any:
     if isinstance(value, ClassValue):
         return ClassValue(value.kind, with_defaults(value.arguments, arguments_schema(value.kind)))
-    return [_completed(each) for each in value] if isinstance(value, list) else value
+    return _each(_completed, value)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """A function of each element of a list, tuple or mapping; other values as they are."""
+    if isinstance(value, Mapping):
+        return {name: function(inner) for name, inner in value.items()}
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
 
 
 def is_plain(value: Any) -> bool:
@@ -161,7 +169,10 @@ def plain_values(value: Any) -> Any:
         return {name: plain_values(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_values(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    plain = (bool, int, float, str)  # and their subclasses, such as numpy.float64
+    return next((kind(value) for kind in plain if isinstance(value, kind)), value)
 
 
 def create(value: Any) -> Any:
@@ -171,10 +182,14 @@ def create(value: Any) -> Any:
         InputError: a constructor refuses its arguments.
     """
     if isinstance(value, ClassValue):
-        return value.kind(**create(value.arguments))
-    if isinstance(value, Mapping):
-        return {name: create(each) for name, each in value.items()}
-    return [create(each) for each in value] if isinstance(value, list) else value
+        arguments = create(value.arguments)
+        try:
+            return value.kind(**arguments)
+        except InputError:
+            raise
+        except Exception as error:  # of a class of the user's own
+            raise InputError(f"{value.kind.__name__}: {one_line(error)}") from error
+    return _each(create, value)
 
 
 def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
@@ -239,6 +254,9 @@ def unimported_schema(settings: type, loss: str, model: str, file: str, class_na
 def import_path(kind: type) -> str:
     """The shortest path from which a class can be imported.
 
+    Raises:
+        InputError: its module does not have it under its name.
+
     Example:
         >>> from vicinal.losses import MarginLoss
         >>> import_path(MarginLoss)
@@ -246,7 +264,9 @@ def import_path(kind: type) -> str:
     """
     parts = kind.__module__.split(".")
     parents = (".".join(parts[: number + 1]) for number in range(len(parts)))
-    module = next(name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind)
+    module = next((name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind), None)
+    if module is None:
+        raise InputError(f"{kind.__name__} of {kind.__module__} must be a class at the top of its module, of this name")
     return f"{module}.{kind.__name__}"
 
 
