@@ -163,6 +163,8 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
     ("words", "line"),
     [
         ("--loss.temprature=1", "did you mean loss.temperature?"),
+        ("--loss.help Loss", "--loss.help Loss: give --loss.help and a loss: ArcFaceLoss, "),
+        ("--loss PairLoss", "loss = PairLoss is not the name of a Loss class"),
         ("--loss Triplett", "is not the name of a Loss class; did you mean TripletLoss?"),
         ("--loss.miner=Hardest", "not the name of a Miner class; did you mean HardestMiner?"),
         ("--model.backbone resnet-50", "not the name of a timm model, such as 'resnet50'"),

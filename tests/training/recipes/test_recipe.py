@@ -9,6 +9,7 @@ from tests.conftest import SMALL
 from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
+    Loss,
     MarginLoss,
     MultiSimilarityLoss,
     SimilarityRegularizer,
@@ -17,7 +18,10 @@ from vicinal.losses import (
 from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
 from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.recipe import SMALL_BACKBONE
+from vicinal.training.recipes.recipe_classes import OfferedClasses, loss_names
 from vicinal.training.recipes.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_help import class_help
+from vicinal.training.recipes.recipe_values import arguments_schema
 from vicinal.utils.errors import InputError
 
 
@@ -322,3 +326,10 @@ def test_fractions_of_the_command_line_replace_those_of_the_file(tmp_path: Path)
         "train": 0.8,
         "val": 0.2,
     }
+
+
+def test_the_same_losses_are_offered_everywhere() -> None:
+    offered = OfferedClasses().all(Loss)
+    assert sorted(name for name, kind in offered.items() if kind.__module__.startswith("vicinal.")) == loss_names()
+    helps = [class_help("loss", arguments_schema(kind)) for kind in offered.values()]
+    assert not any(",:" in text for text in helps)

@@ -25,7 +25,16 @@ LOSS_FILES = (
     "weighting/__init__.py",
 )
 # Losses that are not named ...Loss:
-OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "S2SD", "SiMix", "WeightedSum")
+OTHER_LOSSES = (
+    "CrossBatchMemory",
+    "ForwardCorrection",
+    "Matryoshka",
+    "S2SD",
+    "SiMix",
+    "SimilarityRegularizer",
+    "WeightedSum",
+)
+BASE_LOSSES = ("Loss", "CenterBasedLoss", "PairLoss", "RankingLoss", "RowLoss", "WeightedPairLoss")  # to derive from
 
 
 class OfferedClasses:
@@ -52,12 +61,15 @@ class OfferedClasses:
 
     def all(self, base: type) -> dict[str, type]:
         """The classes of a kind that a recipe may name, by name; abstract ones cannot be created."""
+        from vicinal.losses import Loss  # which imports torch
+
         found: dict[str, type] = {}
-        pending = [base]
+        pending, ours = [base], loss_names() if base is Loss else None
         while pending:
             kind = pending.pop(0)
             pending += kind.__subclasses__()
-            if self._offers(kind) and not (kind.__name__.startswith("_") or isabstract(kind)):
+            is_public = ours is None or kind.__name__ in ours or not _is_ours(kind.__module__)
+            if is_public and self._offers(kind) and not (kind.__name__.startswith("_") or isabstract(kind)):
                 found.setdefault(kind.__name__, kind)
         return found
 
@@ -72,7 +84,8 @@ class OfferedClasses:
         if not module:
             return classes.get(name)
         kind = getattr(sys.modules.get(module), name, None) if self._is_allowed(module) or _is_ours(module) else None
-        return kind if isinstance(kind, type) and issubclass(kind, base) and self._offers(kind) else None
+        is_one = isinstance(kind, type) and issubclass(kind, base) and self._offers(kind)
+        return kind if is_one and (kind in classes.values() or not _is_ours(kind.__module__)) else None
 
     def of_setting(self, setting: Setting, path: object) -> type | None:
         """The class of a name, if a setting may name it; without a name, that of its default."""
@@ -219,7 +232,7 @@ def loss_names() -> list[str]:
         body = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8")).body
         assigned = [each for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__"]
         names += [name for each in assigned for name in ast.literal_eval(each.value)]
-    return sorted(name for name in names if name.endswith("Loss") or name in OTHER_LOSSES)
+    return sorted(name for name in names if (name.endswith("Loss") or name in OTHER_LOSSES) and name not in BASE_LOSSES)
 
 
 def unimported_schema(settings: type, loss: str, model: str, file: str, class_name: str) -> Schema:
