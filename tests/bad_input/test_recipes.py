@@ -74,6 +74,9 @@ CASES = [
     ("validation: {metric: null}\n", "validation.metric = null must be text"),
     ('epochs: "\\e[2J"\n', "epochs = "),
     ("epochs: .inf\n", "epochs = inf must be an integer"),
+    ("loss: [TripletLoss]\n", UNKNOWN),
+    ("optimizer:\n  lr_factors.head: 2\n", "a key with dots is written whole, at the top of the file"),
+    ("epochs: 010\n", "epochs = 010 must be an integer"),
 ]
 
 
@@ -118,6 +121,9 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
         ("--config=other.yaml", "unknown key config"),
         ("--data.fractions={[a]: 1}", "--data.fractions {[a]: 1}: not YAML: found unhashable key"),
         ("--data.fractions=&a {b: *a}", "must be a mapping"),
+        ("--optimizer.lr=1" + 400 * "0", "must be a number"),
+        ("--model.dim=", "--model.dim needs a value"),
+        ("--epochs=1:30", "epochs = 1:30 must be an integer"),
         ("--epochs={!!python/object/apply:os.system [touch executed]}", "is not a plain value"),
     ],
 )
@@ -157,6 +163,8 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
     ("words", "line"),
     [
         ("--loss.temprature=1", "did you mean loss.temperature?"),
+        ("--loss.help Loss", "--loss.help Loss: give --loss.help and a loss: ArcFaceLoss, "),
+        ("--loss PairLoss", "loss = PairLoss is not the name of a Loss class"),
         ("--loss Triplett", "is not the name of a Loss class; did you mean TripletLoss?"),
         ("--loss.miner=Hardest", "not the name of a Miner class; did you mean HardestMiner?"),
         ("--model.backbone resnet-50", "not the name of a timm model, such as 'resnet50'"),
@@ -238,6 +246,62 @@ def test_a_class_of_ones_own_lets_nothing_else_in(own: Path, arguments: str, lin
     with pytest.raises(InputError) as error:
         Recipe.load("recipe.yaml", allow_imports=("own_package",))
     assert line in str(error.value)
+
+
+MORE = """
+import numpy as np, torch
+from vicinal.losses import Loss, MarginLoss, TripletLoss
+class Plain(MarginLoss):
+    def __init__(self, scale: float = np.float64(0.5), limit: float | torch.Tensor = 1.0) -> None:
+        super().__init__(scale)
+        self.limit = limit
+class Many(MarginLoss):
+    def __init__(self, parts: dict[str, Loss], pair: tuple[Loss, float]) -> None:
+        super().__init__()
+        self.part, self.pair = parts["a"], pair
+class Silent(MarginLoss):
+    def __init__(self) -> None:
+        raise ValueError
+class Broken(MarginLoss):
+    def __init__(self) -> None:
+        raise KeyError("a")
+def inner():
+    class Hidden(MarginLoss):
+        pass
+    return Hidden
+Other = inner()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("Silent", "Silent: ValueError"),
+        ("Broken", "Broken: 'a'"),
+        ("Other", "Hidden of own_package.losses must be a class at the top of its module"),
+    ],
+)
+def test_a_class_of_ones_own_that_cannot_be_created_is_one_line(own: Path, name: str, line: str) -> None:
+    (own / "own_package" / "losses.py").write_text(MORE)
+    (own / "recipe.yaml").write_text(f"loss: own_package.losses.{name}\n")
+    with pytest.raises(InputError) as error:
+        Recipe.load("recipe.yaml", allow_imports=("own_package",))
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_of_many_types_are_read_and_saved(own: Path) -> None:
+    (own / "own_package" / "losses.py").write_text(MORE)
+    words = ["--loss=own_package.losses.Plain", "--loss.limit=2"]
+    recipe = Recipe.load(overrides=words, allow_imports=("own_package",))
+    recipe.save("saved.yaml")
+    loss = Recipe.load("saved.yaml", allow_imports=("own_package",)).create_loss()
+    assert (loss.margin, loss.limit) == (0.5, 2)
+    words = ["--loss=own_package.losses.Many", "--loss.parts={a: TripletLoss}", "--loss.pair=[TripletLoss, 0.5]"]
+    recipe = Recipe.load(overrides=words, allow_imports=("own_package",))
+    recipe.save("saved.yaml")
+    loss = Recipe.load("saved.yaml", allow_imports=("own_package",)).create_loss()
+    assert [type(each).__name__ for each in (loss.part, *loss.pair)] == ["TripletLoss", "TripletLoss", "float"]
 
 
 def test_an_own_package_that_cannot_be_imported_is_one_line(own: Path) -> None:

@@ -25,10 +25,15 @@ class LimitProblem(ValueProblem):
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The safe loader with the numbers of YAML 1.2, such as 1e-4, and without dates, which stay text."""
+    """The safe loader with the decimal numbers of YAML 1.2, such as 1e-4; all others, and dates, stay text.
+
+    YAML 1.1 reads 010 as 8 and 1:30 as 90.
+    """
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "float")]
+        first: [
+            (tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "float", "int")
+        ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -49,6 +54,7 @@ _Loader.add_implicit_resolver(
                r"|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"),
     list("-+0123456789."),
 )  # fmt: skip
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 
 
 class _Dumper(yaml.SafeDumper):

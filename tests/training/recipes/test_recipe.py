@@ -9,6 +9,7 @@ from tests.conftest import SMALL
 from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
+    Loss,
     MarginLoss,
     MultiSimilarityLoss,
     SimilarityRegularizer,
@@ -17,6 +18,10 @@ from vicinal.losses import (
 from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
 from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.recipe import SMALL_BACKBONE
+from vicinal.training.recipes.recipe_classes import OfferedClasses, loss_names
+from vicinal.training.recipes.recipe_file import RecipeFile
+from vicinal.training.recipes.recipe_help import class_help
+from vicinal.training.recipes.recipe_values import arguments_schema
 from vicinal.utils.errors import InputError
 
 
@@ -232,7 +237,7 @@ def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: s
     ("override", "message"),
     [
         ("--optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr"),
-        ("--data.on_error=", "data.on_error = '' must be raise or skip"),
+        ("--data.on_error=", "--data.on_error needs a value"),
         ("--init_args=1", "unknown key init_args"),
         ("--init_args+=[1]", "unknown key init_args"),
         ("--epochs=many", "epochs = many must be an integer"),
@@ -287,3 +292,44 @@ def test_the_small_backbone_is_said_and_kept(
     resume(run.path, Recipe.load(overrides=settings))  # on another machine
     with pytest.raises(InputError, match=r"model.backbone = resnet18 differs from the run's own"):
         resume(run.path, Recipe.load(overrides=[*settings, "--model.backbone=resnet18"]))
+
+
+def test_recipes_of_one_file_do_not_change_it(tmp_path: Path) -> None:
+    file = RecipeFile.read(write(tmp_path, "loss: {class_path: MarginLoss, init_args: {beta: 1.0}}\n"))
+    Recipe.load(file, ["--loss.beta=0.5", "--loss.margin=0.3", "--optimizer.lr=1"])
+    assert Recipe.load(file).config == Recipe.load(tmp_path / "recipe.yaml").config
+
+
+@pytest.mark.parametrize("words", [["--loss", "TripletLoss"], ["--loss.class_path=TripletLoss"]])
+def test_arguments_without_a_class_are_those_of_the_class_named_later(tmp_path: Path, words: list[str]) -> None:
+    assert Recipe.load(overrides=["--loss.margin", "0.7", *words]).create_loss().margin == 0.7
+    for text in ("margin: 0.7", "init_args: {margin: 0.7}"):
+        assert Recipe.load(write(tmp_path, f"loss: {{{text}}}"), words).create_loss().margin == 0.7
+
+
+@pytest.mark.parametrize("word", ["TripletLoss", ".class_path=TripletLoss", "={class_path: TripletLoss}"])
+def test_another_class_has_no_arguments_of_the_one_before(tmp_path: Path, word: str) -> None:
+    path = write(tmp_path, "loss: {class_path: NTXentLoss, init_args: {temperature: 0.2}}")
+    words = ["--loss", word] if word[0] == "T" else [f"--loss{word}"]
+    assert Recipe.load(path, words).config["loss"] == Recipe.load(overrides=["--loss=TripletLoss"]).config["loss"]
+
+
+def test_arguments_that_are_not_a_mapping_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "loss: {class_path: TripletLoss, init_args: 5}")
+    with pytest.raises(InputError, match=r"loss.init_args is 5; give the arguments of a class"):
+        Recipe.load(path, ["--loss.margin=1"])
+
+
+def test_fractions_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "data: {fractions: {train: 0.5, val: 0.2, test: 0.3}}")
+    assert Recipe.load(path, ["--data.fractions={train: 0.8, val: 0.2}"]).settings.data.fractions == {
+        "train": 0.8,
+        "val": 0.2,
+    }
+
+
+def test_the_same_losses_are_offered_everywhere() -> None:
+    offered = OfferedClasses().all(Loss)
+    assert sorted(name for name, kind in offered.items() if kind.__module__.startswith("vicinal.")) == loss_names()
+    helps = [class_help("loss", arguments_schema(kind)) for kind in offered.values()]
+    assert not any(",:" in text for text in helps)

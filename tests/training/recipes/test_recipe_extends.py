@@ -50,6 +50,12 @@ def test_a_class_is_replaced_with_its_arguments(tmp_path: Path, loss: str, expec
     assert RecipeFile.read(tmp_path / "own.yaml").values["loss"] == expected
 
 
+def test_the_short_form_of_a_class_keeps_its_name(tmp_path: Path) -> None:
+    write(tmp_path, base="loss: ContrastiveLoss", own="extends: base.yaml\nloss: {init_args: {reduction: sum}}")
+    expected = {"class_path": "ContrastiveLoss", "init_args": {"reduction": "sum"}}
+    assert RecipeFile.read(tmp_path / "own.yaml").values["loss"] == expected
+
+
 def test_the_recipe_of_a_run_has_all_values(tmp_path: Path) -> None:
     write(tmp_path, base="epochs: 7\nloss: {class_path: MarginLoss, init_args: {beta: 0.9}}", own="extends: base.yaml")
     recipe = Recipe.load(tmp_path / "own.yaml")

@@ -137,6 +137,13 @@ def test_a_refiner_needs_a_length() -> None:
         RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--epochs=null"])
 
 
+def test_a_resumed_run_needs_a_length(tmp_path: Path) -> None:
+    words = ["--data.source=digits", "--epochs=null"]
+    Recipe.load(overrides=[*words, "--max_steps=5"]).save(tmp_path / "recipe.yaml")
+    with pytest.raises(InputError, match="epochs = null must be a number without max_steps"):
+        Recipe.of_run(tmp_path / "recipe.yaml", Recipe.load(overrides=words))
+
+
 def steps(small: list[str], out: Path, *more: str) -> pd.DataFrame:
     run = train(Recipe.load(overrides=[*small, "--epochs=3", "--schedule.name=cosine", *more]), out)
     assert run.model.is_dir()

@@ -30,11 +30,12 @@ from vicinal.training.recipes.recipe_classes import (
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_values import Schema, Setting, arguments_schema, settings_schema
 from vicinal.utils.console import is_main_process, log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 
-CONTINUED = ("epochs", "max_steps", "validation.patience")
+LENGTH = ("epochs", "max_steps")
+CONTINUED = (*LENGTH, "validation.patience")
 """The settings that may be larger or null where a run is resumed; its schedule is that of the new length."""
 
 MACHINE = (
@@ -140,7 +141,7 @@ class BaseRecipe(ABC):
             values = with_defaults(_merged(defaults, given), check.schema)
             return cls(values, frozenset(_flattened(plain_values(given))), check.classes.allow_imports)
         except (ImportError, TypeError, ValueError) as error:
-            check.fail(str(error))
+            check.fail(one_line(error, 1000))
 
     @classmethod
     def of_run(
@@ -167,6 +168,8 @@ class BaseRecipe(ABC):
         changed = {key: value for key, value in changed.items() if key not in CHOSEN or key in given.given}
         if not changed:
             return own
+        if changed.keys() & set(LENGTH) and all({**ours, **changed}[key] is None for key in LENGTH):
+            raise InputError("epochs = null must be a number without max_steps where a run is resumed")
         log(f"resuming with {', '.join(f'{key} = {as_yaml(value)}' for key, value in changed.items())}")
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
         return cls.load(path, [f"--{key}={text}" for key, text in texts.items()], allow_imports)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any, NoReturn, get_args, get_origin
 
 from vicinal.training.recipes.recipe_classes import ClassValue, OfferedClasses, class_and_arguments, loss_names
 from vicinal.training.recipes.recipe_file import RecipeFile, parse_overrides, put_setting
 from vicinal.training.recipes.recipe_values import (
+    LISTS,
+    MAPPINGS,
     UNCHECKED,
     Schema,
     Setting,
     arguments_schema,
+    element_types,
     read_value,
     setting_names,
 )
@@ -53,7 +58,8 @@ class RecipeCheck:
         self.given: dict[str, Any] = {}
         parsed = list(parse_overrides(overrides))
         self._overridden = [key.replace(".init_args", "").removesuffix("+") for key, _ in parsed]
-        for key, value in [*(file.values.items() if file else ()), *parsed]:
+        own = deepcopy(file.values) if file else {}  # a file may be read once for many recipes
+        for key, value in [*own.items(), *parsed]:
             put_setting(self.given, str(key), value)
 
     def read(self) -> dict[str, Any]:
@@ -117,9 +123,29 @@ class RecipeCheck:
             return value
         if setting.base_class is None or value is None:
             return self._read_plain(key, value, setting)
-        if isinstance(value, list):
-            return [self._read_class(f"{key}[{position}]", each, setting) for position, each in enumerate(value)]
+        names_class = isinstance(value, Mapping) and "class_path" in value
+        for each in () if names_class else setting.alternatives:
+            origin = get_origin(each.type)
+            if each.base_class is None:
+                with suppress(ValueError):
+                    return read_value(each.type, value)
+            elif isinstance(value, list) and origin in LISTS:
+                return self._read_list(key, value, each)
+            elif isinstance(value, Mapping) and origin in MAPPINGS:
+                inner = each._replace(type=get_args(each.type)[1])
+                return {name: self._read_setting(f"{key}.{name}", part, inner) for name, part in value.items()}
         return self._read_class(key, value, setting)
+
+    def _read_list(self, key: str, values: list[Any], setting: Setting) -> Any:
+        try:
+            kinds = element_types(setting.type, len(values))
+        except ValueError:
+            self._fail(key, f"{key} = {one_line(as_yaml(values), 80)} must be {setting}")
+        read = [
+            self._read_setting(f"{key}[{position}]", each, setting._replace(type=kind))
+            for position, (each, kind) in enumerate(zip(values, kinds, strict=True))
+        ]
+        return tuple(read) if get_origin(setting.type) is tuple else read
 
     def _read_plain(self, key: str, value: Any, setting: Setting) -> Any:
         try:
@@ -175,6 +201,8 @@ class RecipeCheck:
     def _hint(self, name: str, schema: Schema, prefix: str) -> str:
         if not prefix and name in STUDY_SECTIONS:
             return f"it is for vicinal {STUDY_SECTIONS[name]}"
+        if prefix and "." in name:
+            return "a key with dots is written whole, at the top of the file"
         near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
         near += sorted((key for key in setting_names(self.schema) if key.endswith(f".{name}")), key=_depth)
         if near:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
 from types import NoneType
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import vicinal
 from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
+from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_module, is_in
 
 LOSS_FILES = (
@@ -24,7 +25,16 @@ LOSS_FILES = (
     "weighting/__init__.py",
 )
 # Losses that are not named ...Loss:
-OTHER_LOSSES = ("CrossBatchMemory", "ForwardCorrection", "Matryoshka", "S2SD", "SiMix", "WeightedSum")
+OTHER_LOSSES = (
+    "CrossBatchMemory",
+    "ForwardCorrection",
+    "Matryoshka",
+    "S2SD",
+    "SiMix",
+    "SimilarityRegularizer",
+    "WeightedSum",
+)
+BASE_LOSSES = ("Loss", "CenterBasedLoss", "PairLoss", "RankingLoss", "RowLoss", "WeightedPairLoss")  # to derive from
 
 
 class OfferedClasses:
@@ -51,12 +61,15 @@ class OfferedClasses:
 
     def all(self, base: type) -> dict[str, type]:
         """The classes of a kind that a recipe may name, by name; abstract ones cannot be created."""
+        from vicinal.losses import Loss  # which imports torch
+
         found: dict[str, type] = {}
-        pending = [base]
+        pending, ours = [base], loss_names() if base is Loss else None
         while pending:
             kind = pending.pop(0)
             pending += kind.__subclasses__()
-            if self._offers(kind) and not (kind.__name__.startswith("_") or isabstract(kind)):
+            is_public = ours is None or kind.__name__ in ours or not _is_ours(kind.__module__)
+            if is_public and self._offers(kind) and not (kind.__name__.startswith("_") or isabstract(kind)):
                 found.setdefault(kind.__name__, kind)
         return found
 
@@ -71,7 +84,8 @@ class OfferedClasses:
         if not module:
             return classes.get(name)
         kind = getattr(sys.modules.get(module), name, None) if self._is_allowed(module) or _is_ours(module) else None
-        return kind if isinstance(kind, type) and issubclass(kind, base) and self._offers(kind) else None
+        is_one = isinstance(kind, type) and issubclass(kind, base) and self._offers(kind)
+        return kind if is_one and (kind in classes.values() or not _is_ours(kind.__module__)) else None
 
     def of_setting(self, setting: Setting, path: object) -> type | None:
         """The class of a name, if a setting may name it; without a name, that of its default."""
@@ -135,7 +149,14 @@ def _with_defaults(given: Mapping[str, Any], schema: Schema) -> Iterator[tuple[s
 def _completed(value: Any) -> Any:
     if isinstance(value, ClassValue):
         return ClassValue(value.kind, with_defaults(value.arguments, arguments_schema(value.kind)))
-    return [_completed(each) for each in value] if isinstance(value, list) else value
+    return _each(_completed, value)
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """A function of each element of a list, tuple or mapping; other values as they are."""
+    if isinstance(value, Mapping):
+        return {name: function(inner) for name, inner in value.items()}
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
 
 
 def is_plain(value: Any) -> bool:
@@ -161,7 +182,10 @@ def plain_values(value: Any) -> Any:
         return {name: plain_values(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_values(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    plain = (bool, int, float, str)  # and their subclasses, such as numpy.float64
+    return next((kind(value) for kind in plain if isinstance(value, kind)), value)
 
 
 def create(value: Any) -> Any:
@@ -171,10 +195,14 @@ def create(value: Any) -> Any:
         InputError: a constructor refuses its arguments.
     """
     if isinstance(value, ClassValue):
-        return value.kind(**create(value.arguments))
-    if isinstance(value, Mapping):
-        return {name: create(each) for name, each in value.items()}
-    return [create(each) for each in value] if isinstance(value, list) else value
+        arguments = create(value.arguments)
+        try:
+            return value.kind(**arguments)
+        except InputError:
+            raise
+        except Exception as error:  # of a class of the user's own
+            raise InputError(f"{value.kind.__name__}: {one_line(error)}") from error
+    return _each(create, value)
 
 
 def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
@@ -204,7 +232,7 @@ def loss_names() -> list[str]:
         body = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8")).body
         assigned = [each for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__"]
         names += [name for each in assigned for name in ast.literal_eval(each.value)]
-    return sorted(name for name in names if name.endswith("Loss") or name in OTHER_LOSSES)
+    return sorted(name for name in names if (name.endswith("Loss") or name in OTHER_LOSSES) and name not in BASE_LOSSES)
 
 
 def unimported_schema(settings: type, loss: str, model: str, file: str, class_name: str) -> Schema:
@@ -239,6 +267,9 @@ def unimported_schema(settings: type, loss: str, model: str, file: str, class_na
 def import_path(kind: type) -> str:
     """The shortest path from which a class can be imported.
 
+    Raises:
+        InputError: its module does not have it under its name.
+
     Example:
         >>> from vicinal.losses import MarginLoss
         >>> import_path(MarginLoss)
@@ -246,7 +277,9 @@ def import_path(kind: type) -> str:
     """
     parts = kind.__module__.split(".")
     parents = (".".join(parts[: number + 1]) for number in range(len(parts)))
-    module = next(name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind)
+    module = next((name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind), None)
+    if module is None:
+        raise InputError(f"{kind.__name__} of {kind.__module__} must be a class at the top of its module, of this name")
     return f"{module}.{kind.__name__}"
 
 

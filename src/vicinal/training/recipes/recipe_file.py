@@ -126,8 +126,8 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places
     merged = dict(base)
     for name, value in own.items():
         key, before = f"{prefix}{name}" if name != "init_args" else prefix.removesuffix("."), base.get(name)
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and not _replaces(name, value, before):
-            merged[name] = _merged(before, value, f"{key}.", places)
+        if (both := _mappings(name, before, value)) is not None:
+            merged[name] = _merged(*both, f"{key}.", places)
             continue
         merged[name] = value
         for place in [place for place in places if place == key or place.startswith((f"{key}.", f"{key}["))]:
@@ -135,9 +135,28 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places
     return merged
 
 
-def _replaces(name: str, value: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether a mapping replaces the one before as a whole."""
-    return name in WHOLE or value.get("class_path", before.get("class_path")) != before.get("class_path")
+def _mappings(name: str, before: Any, value: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The value of a key before and its new one, if they are to be merged; None if the new one replaces it.
+
+    A name stands for the class of that name. Arguments that were given without a class are those of the new one.
+    """
+    if name in WHOLE:
+        return None
+    if _is_name(before) and isinstance(value, Mapping):
+        before = {"class_path": before}
+    if _is_name(value) and isinstance(before, Mapping) and "class_path" not in before:
+        value = {"class_path": value}
+    if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+        return None
+    if "class_path" in value and "class_path" not in before and isinstance(before.get("init_args", {}), Mapping):
+        before = {"init_args": {**before, **before.get("init_args", {})}}
+        before["init_args"].pop("init_args", None)
+    same = value.get("class_path", before.get("class_path")) == before.get("class_path", value.get("class_path"))
+    return (before, value) if same else None
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.replace(".", "_").isidentifier()
 
 
 def _read(path: Path) -> str:
@@ -188,6 +207,8 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if not words or words[0].startswith("--"):
                 raise InputError(f"--{key} needs a value")
             value = words.pop(0)
+        if not value.strip():
+            raise InputError(f"--{key} needs a value")
         yield key, _parsed(key, value)
 
 
@@ -203,6 +224,8 @@ def _parsed(key: str, text: str) -> Any:
 
 def put_setting(given: dict[str, Any], key: str, value: Any) -> None:
     """Put a value into nested settings; the name of a class stands for its `class_path`."""
+    if key.endswith(".class_path"):
+        key, value = key.removesuffix(".class_path"), {"class_path": value}
     key_alone = key.removesuffix("+")
     *groups, name = [part for part in key_alone.split(".") if part != "init_args"] or [key_alone]
     for group in groups:
@@ -210,10 +233,10 @@ def put_setting(given: dict[str, Any], key: str, value: Any) -> None:
         inner = given.get(group)
         given[group] = inner if isinstance(inner, dict) else {} if inner is None else {"class_path": inner}
         given = given[group]
-    given = given if name == "class_path" else _arguments(given)
+    given = _arguments(given)
     if key.endswith("+"):
         value = [*_as_list(given.get(name)), *_as_list(value)]
-    given[name] = {**given[name], **value} if isinstance(given.get(name), dict) and isinstance(value, dict) else value
+    given[name] = _merged({name: given.get(name)}, {name: value}, "", {})[name]
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -224,5 +247,5 @@ def _arguments(group: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a class, where the group names one by its `class_path`; else the settings of the group."""
     if "class_path" not in group:
         return group
-    group["init_args"] = group.get("init_args") or {}
-    return group["init_args"]
+    arguments = group["init_args"] = group.get("init_args") or {}
+    return arguments if isinstance(arguments, dict) else {}  # others are refused where the class is read

@@ -63,7 +63,7 @@ def class_help(key: str, schema: Schema) -> str:
 def _groups(name: str, schema: Schema) -> Iterator[SettingGroup]:
     assert schema.kind is not None
     texts, prefix = {"loss": LOSS, **argument_texts(schema.kind)}, f"{name}." if name else ""
-    title = first_paragraph(schema.kind).rstrip(".") if name else "training: batches, epochs and devices"
+    title = first_paragraph(schema.kind).rstrip(".,:") if name else "training: batches, epochs and devices"
     own = SettingGroup(name, title, [])
     for key, each in schema.items():
         if isinstance(each, Schema):

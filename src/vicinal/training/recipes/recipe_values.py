@@ -29,6 +29,8 @@ PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
 }
 """Type -> the types of its values in YAML."""
 
+LISTS, MAPPINGS = (list, tuple, collections.abc.Sequence), (dict, collections.abc.Mapping)
+
 
 class Setting(NamedTuple):
     """The type of a setting, its default, and what to do about a value of another type."""
@@ -41,6 +43,12 @@ class Setting(NamedTuple):
     def base_class(self) -> type | None:
         """The class whose subclasses the setting takes, such as Miner for `Miner | None`; None for plain values."""
         return _class_of(self.type)
+
+    @property
+    def alternatives(self) -> list[Setting]:
+        """The setting of each part of a union."""
+        is_union = get_origin(self.type) in (Union, UnionType)
+        return [self._replace(type=each) for each in (get_args(self.type) if is_union else (self.type,))]
 
     @property
     def is_required(self) -> bool:
@@ -164,9 +172,9 @@ def read_value(kind: Any, value: Any) -> Any:
         return value
     if kind in PLAIN_TYPES:
         return _read_plain(kind, value)
-    if isinstance(value, list) and origin in (list, tuple, collections.abc.Sequence):
-        return _read_list(origin, inner, value)
-    if isinstance(value, Mapping) and origin in (dict, collections.abc.Mapping):
+    if isinstance(value, list) and origin in LISTS:
+        return _read_list(kind, value)
+    if isinstance(value, Mapping) and origin in MAPPINGS:
         return {name: read_value(inner[1], each) for name, each in value.items()}
     if isinstance(value, Mapping) and kind is dict:
         return dict(value)
@@ -190,16 +198,29 @@ def _read_choice(choices: tuple[Any, ...], value: Any) -> Any:
 def _read_plain(kind: Any, value: Any) -> Any:
     if not isinstance(value, PLAIN_TYPES[kind]) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(str(value))
-    return None if value is None else kind(value)
+    try:
+        return None if value is None else kind(value)
+    except OverflowError:  # an integer that is too large for a float
+        raise ValueError(str(value)) from None
 
 
-def _read_list(origin: Any, inner: tuple[Any, ...], values: list[Any]) -> Any:
-    if origin is not tuple:
-        return [read_value(inner[0], each) for each in values]
-    kinds = len(values) * inner[:1] if inner[-1] is ... else inner
-    if len(kinds) != len(values):
-        raise ValueError(str(values))
-    return tuple(read_value(kind, each) for kind, each in zip(kinds, values, strict=True))
+def _read_list(kind: Any, values: list[Any]) -> Any:
+    read = [read_value(inner, each) for inner, each in zip(element_types(kind, len(values)), values, strict=True)]
+    return tuple(read) if get_origin(kind) is tuple else read
+
+
+def element_types(kind: Any, number: int) -> tuple[Any, ...]:
+    """The types of the elements of a list of a type such as `list[int]`.
+
+    Raises:
+        ValueError: the list must have another number of elements.
+    """
+    inner = get_args(kind)
+    if get_origin(kind) is not tuple or ... in inner:
+        return number * inner[:1]
+    if len(inner) != number:
+        raise ValueError(f"{number} elements")
+    return inner
 
 
 def _parsed(word: Word) -> Any:
@@ -239,7 +260,7 @@ def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     inner = list(dict.fromkeys(_described(each) for each in get_args(kind) if each is not ...))
-    if get_origin(kind) in (list, tuple, collections.abc.Sequence):
+    if get_origin(kind) in LISTS:
         number = f" of {len(get_args(kind))}" if get_origin(kind) is tuple and ... not in get_args(kind) else ""
         return f"a list{number}, each element {inner[0]}"
     if get_origin(kind) is dict:
