@@ -82,7 +82,7 @@ def test_broken_files(tmp_path: Path) -> None:
     whole = (tmp_path / "cars_annos.mat").read_bytes()
     for content in (b"", b"MATLAB", whole[: len(whole) // 2], whole[:200] + b"\xff" * 200 + whole[400:]):
         (tmp_path / "cars_annos.mat").write_bytes(content)
-        with pytest.raises(InputError, match=r"cars_annos\.mat: (is no file of MATLAB|has no relative_im_path)"):
+        with pytest.raises(InputError, match=r"cars_annos\.mat: (is not a file of MATLAB|has no relative_im_path)"):
             cars(tmp_path)
 
 

@@ -155,7 +155,7 @@ def test_relevance_that_is_not_of_classes(relevant: list[tuple[str, str, int]], 
     [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]],
 )
 def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
-    with pytest.raises(InputError, match="no relevance of classes"):
+    with pytest.raises(InputError, match="not a relevance of classes"):
         relevance_classes(relevant, 4, "birds")
 
 

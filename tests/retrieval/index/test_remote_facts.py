@@ -52,7 +52,7 @@ def test_an_index_that_is_gone_or_damaged_is_refused() -> None:
     database.values = None
     with pytest.raises(EngineRefusedError, match="the index is not there any more"):
         facts.refresh()
-    for damage, message in (({"version": 99}, "no index of this version"), ({"dim": "4"}, "is damaged")):
+    for damage, message in (({"version": 99}, "not an index of this version"), ({"dim": "4"}, "is damaged")):
         database.values = {**VALUES, **damage}
         with pytest.raises(InputError, match=message):
             facts.refresh()

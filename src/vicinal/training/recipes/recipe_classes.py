@@ -34,7 +34,7 @@ OTHER_LOSSES = (
     "SimilarityRegularizer",
     "WeightedSum",
 )
-BASE_LOSSES = ("Loss", "CenterBasedLoss", "PairLoss", "RankingLoss", "RowLoss", "WeightedPairLoss")  # to derive from
+BASE_LOSSES = ("Loss", "CenterBasedLoss", "PairLoss", "RankingLoss", "RowLoss")  # to derive from
 
 
 class OfferedClasses:
