@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import jsonargparse
 import numpy as np
 import pytest
 import timm
@@ -219,20 +218,6 @@ def test_fingerprint_follows_weights_and_config():
 
 def test_default_transform_is_that_of_the_pretrained_weights():
     assert Embedder("test_vit", dim=4, pretrained=False).transform.mean == (0.5, 0.5, 0.5)
-
-
-def test_built_from_the_command_line():
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Embedder, "model")
-    words = ["--model.backbone=test_resnet", "--model.dim=16", "--model.pretrained=false", "--model.pooling=avg+max"]
-    words += ["--model.transform.size=48", "--model.backbone_args={channels: [4, 4, 8, 8]}", "--model.projector=32"]
-    model = parser.instantiate(parser.parse_args(words)).model
-    assert isinstance(model, Embedder)
-    assert (model.dim, model.transform.size, model.num_features) == (16, 48, 8)
-    assert parser.parse_args(["--model.pretrained=weights.pth"]).model.pretrained == "weights.pth"
-    for wrong in ("--model.pooling=sum", "--model.dim=many", "--model.norm=batch", "--model.color=red"):
-        with pytest.raises(jsonargparse.ArgumentError):
-            parser.parse_args([wrong])
 
 
 @pytest.mark.parametrize(
