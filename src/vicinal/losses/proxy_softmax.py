@@ -193,7 +193,7 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
     2 / temperature.
 
     Reference: Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020,
-    Eq. (7), with its temperature. Its larger learning rate of proxies is `optimizer.factors.loss` of a recipe, its
+    Eq. (7), with its temperature. Its larger learning rate of proxies is `optimizer.lr_factors.loss` of a recipe, its
     pooling and balanced batches are settings of the model and the sampler.
 
     Args:

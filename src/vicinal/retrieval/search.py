@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +113,9 @@ def search_images(
         [50]
     """
     group_by = index.column_aliases.get(group_by, group_by) if group_by is not None else None
-    for _ in range(ATTEMPTS):
-        with index.reading():
+    for attempt in range(ATTEMPTS):
+        is_last = attempt == ATTEMPTS - 1
+        with index.without_changes() if is_last else nullcontext(), index.reading():
             search = _Search(index, vectors, table, refiner, where, reranking, exclude_self)
             results = search.run(k, group_by, max_candidates)
         if not search.has_lost:

@@ -72,7 +72,7 @@ class Database:
         self.folder, self.timeout = folder, timeout
         self._idle: list[sqlite3.Connection] = []
         self._shared = None if folder is not None else self._connected()
-        self._lock = threading.RLock()  # of the writing thread; in memory of every thread
+        self.lock = threading.RLock()  # of the writing thread; in memory of every thread
         self._poll_lock = threading.Lock()
         self._local = threading.local()
         self._poller: sqlite3.Connection | None = None
@@ -120,7 +120,7 @@ class Database:
             if own is not None:
                 yield own
             elif self._shared is not None:
-                with self._lock:
+                with self.lock:
                     yield self._shared
             else:
                 connection = self._taken()
@@ -142,7 +142,7 @@ class Database:
             InputError: another process still writes after `timeout` seconds, or the database is damaged.
             OSError: the disk is full, or the database cannot be written.
         """
-        with self._lock, self._errors():
+        with self.lock, self._errors():
             connection = self._shared or self._taken()
             self._begin(connection)
             self._local.connection = connection

@@ -238,6 +238,9 @@ class Index(ImageIndex):
     def reading(self) -> AbstractContextManager[None]:
         return self.state.reading()
 
+    def without_changes(self) -> AbstractContextManager[Any]:
+        return self._database.lock
+
     # changes
 
     def _add(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers:

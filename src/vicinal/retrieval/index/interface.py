@@ -465,7 +465,11 @@ class ImageIndex(ABC):
         return nullcontext()
 
     def reading(self) -> AbstractContextManager[None]:
-        """Keep other threads from changing the index during a block, where that is possible."""
+        """See the index during a block as it is at its beginning, where that is possible."""
+        return nullcontext()
+
+    def without_changes(self) -> AbstractContextManager[Any]:
+        """Keep other threads of this process from changing the index during a block, where that is possible."""
         return nullcontext()
 
 

@@ -113,7 +113,7 @@ class SharedState:
     def __init__(self, database: Database, state: IndexState | None = None) -> None:
         self.database, self.committed = database, state or _read_state(database)
         self._local = threading.local()  # the state within a transaction, and that of a block that only reads
-        self._write_lock, self._refresh_lock, self._publish_lock = threading.RLock(), threading.Lock(), threading.Lock()
+        self._refresh_lock, self._publish_lock = threading.Lock(), threading.Lock()
         self._data_version = -1
         self.follows = self.folds = True
 
@@ -177,7 +177,7 @@ class SharedState:
         if getattr(self._local, "state", None) is not None:  # within another one
             yield
             return
-        with self._write_lock:  # until other threads see what is committed
+        with self.database.lock:  # until other threads see what is committed
             with self.database.transaction():
                 before = self.committed
                 if self.database.revision() != str(before.settings["revision"]):

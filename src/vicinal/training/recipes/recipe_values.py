@@ -78,7 +78,7 @@ class Schema(dict[str, "Setting | Schema"]):
     """Name -> setting, or the schema of a group of settings.
 
     Args:
-        settings: they.
+        settings: the mapping itself.
         kind: the class whose docstring describes the settings.
     """
 
