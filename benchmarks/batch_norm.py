@@ -2,15 +2,18 @@
 
     python -m benchmarks.batch_norm --dataset grocery --seeds 0 1 2 --data DATA --out RUNS
 
-Runs start from EfficientNet-Lite0 with the defaults of `vicinal train`. What is scored, on the validation classes, are
-the last weights, with the running statistics that training left, and with statistics estimated anew by a pass over
-center crops of the training images, and of the validation images. DATA is that of benchmarks/default_settings.py.
+Runs start from EfficientNet-Lite0 with the defaults of `vicinal train`. The untrained network and the last weights of
+each run are scored on the validation classes, with their own running statistics, and with statistics estimated anew by
+a pass over center crops of the training images, and of the validation images. DATA is that of
+benchmarks/default_settings.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmarks.default_settings import SIZES, prepare, train
 from benchmarks.table import print_machine
 from vicinal import Embedder, Table, evaluate, load_table
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.utils.run_folder import RunFolder
 
 TRAINED = ["--model.freeze_batch_norm=none"]
@@ -37,11 +41,11 @@ VARIANTS: dict[str, list[str]] = {
 }
 
 
-def scores(folder: Path, training: Table, validation: Table) -> list[float]:
-    """mAP@R with the running statistics of training, and with those of each of the two tables."""
-    found = [_score(Embedder.from_pretrained(folder), validation)]
+def scores(make: Callable[[], Embedder], training: Table, validation: Table) -> list[float]:
+    """mAP@R of a model with its own running statistics, and with those of each of the two tables."""
+    found = [_score(make(), validation)]
     for table in (training, validation):
-        model = Embedder.from_pretrained(folder)
+        model = make()
         _estimate(model, table)
         found.append(_score(model, validation))
     return found
@@ -79,16 +83,24 @@ def main() -> None:
     table = prepare(options.dataset, options.data, options.out / options.dataset)
     frame = pd.read_csv(table)
     kept = table.with_name("train.csv")  # without a split val, the model of a run is the last one
-    frame[frame["split"] == "train"].drop(columns="split").assign(split="train").to_csv(kept, index=False)
+    frame[frame["split"] == "train"].to_csv(kept, index=False)
     whole = load_table(str(table), root=str(table.parent))
     training, validation = whole.subset("train"), whole.subset("val")
-    print("| variant | seed | as trained | statistics of training images | of validation images |", flush=True)
+    print("| variant | seed | own statistics | those of training images | of validation images |", flush=True)
     print("|---|---|---|---|---|", flush=True)
+    size = options.size or SIZES[options.dataset]
+    transform = ImageTransform(size=size, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    untrained = partial(Embedder, "efficientnet_lite0", dim=None, norm="none", transform=transform)
+    _print_row("untrained", "", scores(untrained, training, validation))
     for seed, (name, flags) in itertools.product(options.seeds, VARIANTS.items()):
         out = table.parent / f"batch-norm-{name.replace(' ', '-').replace(',', '')}-{seed}"
-        train(kept, options.size or SIZES[options.dataset], out, flags, seed)
-        found = scores(RunFolder(out).model, training, validation)
-        print(f"| {name} | {seed} | {' | '.join(f'{score:.1f}' for score in found)} |", flush=True)
+        train(kept, size, out, flags, seed)
+        trained = partial(Embedder.from_pretrained, RunFolder(out).model)
+        _print_row(name, seed, scores(trained, training, validation))
+
+
+def _print_row(name: str, seed: int | str, found: list[float]) -> None:
+    print(f"| {name} | {seed} | {' | '.join(f'{score:.1f}' for score in found)} |", flush=True)
 
 
 if __name__ == "__main__":
