@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +94,30 @@ def test_openvino(model: Embedder, onnx_file: Path, tmp_path: Path) -> None:
     path.with_suffix(".preprocessing.json").write_text(json.dumps(preprocessing))
     with pytest.raises(InputError, match="of another model"):
         open_exported(path)
+
+
+SIGNALED = """
+import faulthandler, gc, signal, sys, threading
+from vicinal.export import open_exported
+faulthandler.enable()  # as pytest and others do: the main thread has a stack for signals, which OpenVINO replaces
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+models = [open_exported(sys.argv[1])]
+thread = threading.Thread(target=lambda: (models.clear(), gc.collect()))
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_signals_are_handled_after_openvino_was_closed_in_another_thread(
+    model: Embedder, onnx_file: Path, tmp_path: Path
+) -> None:
+    """OpenVINO unmaps the stack that the main thread handles signals on; that was a segmentation fault."""
+    path = tmp_path / "model.xml"
+    save_openvino(read_onnx(onnx_file, model.fingerprint()), path, half=False)
+    path.with_suffix(".preprocessing.json").write_text(onnx_file.with_suffix(".preprocessing.json").read_text())
+    command = [sys.executable, "-c", SIGNALED, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "handled\n"
 
 
 def test_an_export_embeds_tables_and_datasets_as_its_model(model: Embedder, onnx_file: Path, table: Table) -> None:

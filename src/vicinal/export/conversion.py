@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vicinal.export.graph import ExportGraph
-from vicinal.export.onnx_embedder import runtime_options
+from vicinal.export.onnx_embedder import openvino_core, runtime_options
 from vicinal.utils.errors import InputError, import_extra, one_line
 
 if TYPE_CHECKING:
@@ -265,9 +265,7 @@ def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
 
 def read_onnx(path: Path, fingerprint: str) -> Any:
     """Read an ONNX model as a model of OpenVINO."""
-    import openvino
-
-    return _with_fingerprint(openvino.Core().read_model(str(path)), fingerprint)
+    return _with_fingerprint(openvino_core().read_model(str(path)), fingerprint)
 
 
 def save_openvino(model: Any, path: Path, half: bool) -> None:
@@ -279,9 +277,7 @@ def save_openvino(model: Any, path: Path, half: bool) -> None:
 
 def openvino_function(model: Any) -> Callable[[Floats], Floats]:
     """The function of a model of OpenVINO, in float32."""
-    import openvino
-
-    compiled = openvino.compile_model(model, **runtime_options("openvino", torch.get_num_threads()))
+    compiled = openvino_core().compile_model(model, **runtime_options("openvino", torch.get_num_threads()))
     return lambda images: compiled([images])[0]
 
 

@@ -6,6 +6,7 @@ resizes images to exactly the pixels that :meth:`vicinal.Embedder.embed` gives t
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -270,9 +271,7 @@ class OpenVinoEmbedder(OnnxEmbedder):
     """
 
     def _start(self, options: dict[str, Any]) -> str | None:
-        import openvino
-
-        core = openvino.Core()
+        core = openvino_core()
         model = core.read_model(str(self.path))
         options = {"device_name": "CPU", "config": {"INFERENCE_PRECISION_HINT": "f32"}, **options}
         self._of_thread = threading.local()
@@ -285,6 +284,18 @@ class OpenVinoEmbedder(OnnxEmbedder):
             self._of_thread.request = self._compiled.create_infer_request()
         vectors: np.ndarray = self._of_thread.request.infer([inputs])[0]
         return vectors
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """The `openvino.Core` of this process, which lives as long as the process.
+
+    The plugin for CPUs replaces the stack on which the thread that loads it handles signals, and unmaps it when the
+    last core is deleted. In another thread that leaves the first one without a stack: its next signal ends the process.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def runtime_options(format: str, num_threads: int, num_streams: int = 1) -> dict[str, Any]:
