@@ -21,7 +21,7 @@ from tests.training.interruption import die_in_a_write, interrupt_in_step
 from tests.training.runs import scripted_validation, trainer, weights
 from vicinal.cli.main import main
 from vicinal.data import Table, load_table
-from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training import Recipe, Trainer, base_trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError, InterruptedRunError
@@ -64,6 +64,34 @@ def test_a_signal_finishes_the_step_and_saves_the_state(
     assert weights(run) == weights(straight)
     assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
     assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+
+
+@pytest.mark.parametrize(
+    ("on_error", "advice"),
+    [("raise", "skip leaves out such images"), ("skip", "it was readable when the run began; put it back")],
+)
+def test_a_run_whose_images_break_while_it_trains_goes_on_when_they_are_back(
+    small: list[str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, advice: str
+) -> None:
+    images = tmp_path / "photos"
+    shutil.copytree(photos, images)
+    data = [f"--data.source={images}", f"--data.on_error={on_error}", "--data.cache=false"]
+    settings = Recipe.load(overrides=[*small, *data, "--epochs=3"])
+    expected = train(settings, tmp_path / "straight")
+    save = base_trainer.save_checkpoint
+
+    def break_images(path: Path, state: dict) -> None:
+        save(path, state)
+        if path.name == "last.pt":
+            for image in images.rglob("*.*"):
+                image.write_bytes(b"broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(base_trainer, "save_checkpoint", break_images)
+        with pytest.raises(InputError, match=rf"photos/.*: not an image of a known format.*{advice}"):
+            train(settings, tmp_path / "run")
+    shutil.copytree(photos, images, dirs_exist_ok=True)
+    assert weights(resume(tmp_path / "run")) == weights(expected)
 
 
 def _kinds_of_photos(folder: Path, photos: Path) -> Path:

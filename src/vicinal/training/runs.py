@@ -85,4 +85,8 @@ def _fit(recipe: Recipe, table: Table, run: RunFolder) -> None:
     try:
         create_trainer(recipe, table, run).fit()
     except UnreadableImageError as error:
-        raise InputError(f"{error}; --data.on_error skip leaves out such images") from None
+        if recipe.settings.data.on_error == "skip":  # all that could not be read at the start are left out already
+            advice = "it was readable when the run began; put it back, and `vicinal train --resume` goes on"
+        else:
+            advice = "--data.on_error skip leaves out such images"
+        raise InputError(f"{error}; {advice}") from None

@@ -436,6 +436,10 @@ def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
     with pytest.raises(InputError, match=r"is not an index and holds file; give an index a folder of its own"):
         index.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    index.save(tmp_path / "index")
+    with pytest.raises(InputError, match=r"inner is inside the index .*index; give an index a folder of its own"):
+        index.save(tmp_path / "index" / "inner")
+    assert not (tmp_path / "index" / "inner").exists()
 
 
 def test_integers_of_more_than_64_bits_are_refused() -> None:

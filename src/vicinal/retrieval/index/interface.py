@@ -447,7 +447,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close files and connections."""
+        """Close files and connections; a later call of an :class:`Index` in a folder opens them again."""
 
     def __enter__(self) -> Self:
         return self

@@ -80,9 +80,12 @@ def delete_unused(folder: Path, named: Names, before: Names) -> None:
 
 
 def check_target(folder: Path) -> None:
-    """Raise InputError if an index cannot be in `folder`: it is a file, or holds something else."""
+    """Raise InputError if an index cannot be in `folder`: it is a file, holds something else, or is in an index."""
     if folder.is_file():
         raise InputError(f"{folder} is a file; an index is kept in a folder")
+    for outer in folder.absolute().parents:
+        if (outer / FILE).exists():
+            raise InputError(f"{folder} is inside the index {outer}; give an index a folder of its own")
     if folder.is_dir() and not (folder / FILE).exists():
         known = {*_data_files(folder)}
         others = sorted(path.name for path in folder.iterdir() if path not in known and path.name[0] != ".")
