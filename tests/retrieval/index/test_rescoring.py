@@ -49,10 +49,10 @@ def test_unchanged_vectors_are_not_written_again(tmp_path: Path) -> None:
 
 def test_a_reader_goes_on_with_the_file_that_a_writer_replaced(tmp_path: Path) -> None:
     vectors = unit(60)
-    Index.build(vectors, table(60), "binary").save(tmp_path)
-    reader = Index.load(tmp_path)
+    Index.build(vectors, table(60), "binary").save(tmp_path / "index")
+    reader = Index.load(tmp_path / "index")
     reader.state.follows = False
-    Index.build(-vectors, table(60), "binary").save(tmp_path)
+    Index.build(-vectors, table(60), "binary").save(tmp_path / "index")
     assert reader.search(vectors[:5], 1).ids.ravel().tolist() == [0, 1, 2, 3, 4]
     reader.save(tmp_path / "copy")
     np.testing.assert_array_equal(Index.load(tmp_path / "copy").vectors(), reader.vectors())
