@@ -267,7 +267,7 @@ BAD = {
     "--optimizer.lr_factors.pooling=2": r"optimizer.lr_factors.pooling = 2.0 must be left out",
     "--transform.color_jitter=0.4": r"transform.color_jitter = 0.4 must be left out with features = frozen",
     "--data.augmentation=device": r"data.augmentation = device must be left out unless features is trained",
-    "--transform.scale=[0.5, 1]": r"transform.scale = \(0.5, 1.0\) must be left out with features = frozen",
+    "--transform.scale=[0.4, 1]": r"transform.scale = \(0.4, 1.0\) must be left out with features = frozen",
     "--model.learned_p=true": r"model.learned_p = true must be false with features = frozen",
     "--model.dim=null": r"model.dim = null must be a number with features = frozen",
     "--features=some": r"features = some must be",

@@ -70,7 +70,7 @@ class ImageTransform:
     size: int = 224
     resize: int | None = None
     longest: int | None = None
-    scale: tuple[float, float] = (0.2, 1.0)
+    scale: tuple[float, float] = (0.5, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     color_jitter: float = 0.0
