@@ -31,7 +31,7 @@ SGD = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant", "
 def test_channels_last_changes_neither_gradients_nor_embeddings(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str
 ) -> None:
-    settings = [*small, *SGD, *NETWORKS[network], "--data.num_workers=0"]
+    settings = [*small, *SGD, *NETWORKS[network], "--data.num_workers=0", "--transform.scale=[0.2, 1.0]"]
     fast = trainer(settings, tmp_path / "fast")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "channels_last", torch.contiguous_format)
@@ -45,9 +45,7 @@ def test_channels_last_changes_neither_gradients_nor_embeddings(
     assert max(step.abs().max() for step in expected) > 1e-3
     for a, b in zip(expected, gradients(fast), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=3e-5)
-    np.testing.assert_allclose(
-        fast.embedder.embed(images, progress=False), embeddings, atol=5e-4
-    )  # after a step at rate 1
+    np.testing.assert_allclose(fast.embedder.embed(images, progress=False), embeddings, atol=1e-4)
 
 
 def test_convolutions_get_and_keep_channels_last(small: list[str], tmp_path: Path) -> None:

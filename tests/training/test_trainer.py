@@ -147,7 +147,8 @@ def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path:
 def test_micro_batches_change_memory_and_nothing_else(
     small: list[str], tmp_path: Path, more: list[str], tolerance: float
 ) -> None:
-    settings = [*small, "--model.freeze_batch_norm=statistics", "--optimizer.name=sgd", "--optimizer.lr=0.005", *more]
+    settings = [*small, "--model.freeze_batch_norm=statistics", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
+    settings.append("--transform.scale=[0.2, 1.0]")
     whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
     parts = train(Recipe.load(overrides=[*settings, "--micro_batch_size=3"]), tmp_path / "parts")
     for column in ("loss", "gradient norm"):
