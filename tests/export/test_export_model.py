@@ -80,17 +80,20 @@ def test_half_precision_and_8_bits(model: Embedder, onnx_file: Path, tmp_path: P
     assert max(len(onnx.numpy_helper.to_array(each).ravel()) for each in scales) > 1, "one scale per channel"
 
 
+def to_openvino_file(onnx_file: Path, model: Embedder, path: Path, half: bool = False) -> None:
+    save_openvino(read_onnx(onnx_file, model.fingerprint()), path, half)
+    path.with_suffix(".preprocessing.json").write_text(onnx_file.with_suffix(".preprocessing.json").read_text())
+
+
 def test_openvino(model: Embedder, onnx_file: Path, tmp_path: Path) -> None:
     for name, half, limit in (("exact", False, 1e-6), ("half", True, 1e-3)):
         path = tmp_path / f"{name}.xml"
-        save_openvino(read_onnx(onnx_file, model.fingerprint()), path, half)
-        preprocessing = onnx_file.with_suffix(".preprocessing.json").read_text()
-        path.with_suffix(".preprocessing.json").write_text(preprocessing)
+        to_openvino_file(onnx_file, model, path, half)
         for number in (1, 5):
             assert difference(path, model, pixels(number)) < limit, name
     sizes = [(tmp_path / f"{name}.bin").stat().st_size for name in ("exact", "half")]
     assert sizes[1] < 0.55 * sizes[0]
-    preprocessing = json.loads(preprocessing) | {"fingerprint": "another"}
+    preprocessing = json.loads(path.with_suffix(".preprocessing.json").read_text()) | {"fingerprint": "another"}
     path.with_suffix(".preprocessing.json").write_text(json.dumps(preprocessing))
     with pytest.raises(InputError, match="of another model"):
         open_exported(path)
@@ -114,8 +117,7 @@ def test_signals_are_handled_after_openvino_was_closed_in_another_thread(
 ) -> None:
     """OpenVINO unmaps the stack that the main thread handles signals on; that was a segmentation fault."""
     path = tmp_path / "model.xml"
-    save_openvino(read_onnx(onnx_file, model.fingerprint()), path, half=False)
-    path.with_suffix(".preprocessing.json").write_text(onnx_file.with_suffix(".preprocessing.json").read_text())
+    to_openvino_file(onnx_file, model, path)
     command = [sys.executable, "-c", SIGNALED, str(path)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "handled\n"
 
