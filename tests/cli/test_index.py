@@ -55,6 +55,8 @@ def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> 
     output(capsys, "index", "delete", index, "/shop/a/", "2")
     assert error(capsys, "index", "delete", index, "/shop/c.png").endswith("nor one in a folder of this name")
     assert output(capsys, "index", "list", index, "--where", "price > 30").splitlines() == ["id,path,price"]
+    output(capsys, "index", "delete", index, "--where", "price > 0")
+    assert output(capsys, "index", "list", index).splitlines() == ["id,path,price"]
     message = error(capsys, "index", "build", index, tmp_path / "v.parquet")
     assert "is an index already; `vicinal index add` or `sync` adds images to it, --overwrite replaces it" in message
     output(capsys, "index", "build", index, tmp_path / "v.parquet", "--overwrite")

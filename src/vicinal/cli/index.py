@@ -101,8 +101,6 @@ def list_(arguments: Arguments) -> None:
         if arguments.where is not None:
             raise InputError("--facts is about the whole index; leave out --where")
         return _print_facts(arguments)
-    import pandas as pd
-
     from vicinal.retrieval import Index
     from vicinal.retrieval.index.metadata import FILE_COLUMNS
     from vicinal.retrieval.search import plain_records
@@ -113,10 +111,10 @@ def list_(arguments: Arguments) -> None:
         return print_result([record for frame in frames for record in plain_records(frame)])
     shown = [column for column in opened.columns if column not in FILE_COLUMNS]
     first = [column for column in ("id", "path", "label") if column in shown]
-    columns = [*first, *(column for column in shown if column not in first)]
-    print_result(pd.DataFrame(columns=columns).to_csv(index=False).rstrip("\n"))  # also where no image follows
-    for frame in (each for each in frames if len(each)):
-        print_result(frame.reindex(columns=columns).to_csv(index=False, header=False).rstrip("\n"))
+    columns, is_first = [*first, *(column for column in shown if column not in first)], True
+    for frame in frames:
+        print_result(frame.reindex(columns=columns).to_csv(index=False, header=is_first).rstrip("\n"))
+        is_first = False
 
 
 def verify(arguments: Arguments) -> None:

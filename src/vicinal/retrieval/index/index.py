@@ -206,6 +206,7 @@ class Index(ImageIndex):
             self.state.copy_to(place, timeout, Names())
 
     def close(self) -> None:
+        """Close files and connections; a later call opens them again."""
         self._database.close()
 
     # what it is

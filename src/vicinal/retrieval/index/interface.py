@@ -374,8 +374,7 @@ class ImageIndex(ABC):
     @property
     def metadata(self) -> Metadata:
         """All rows; they are read whenever this is asked for."""
-        frames = list(self.frames())
-        return Metadata(pd.concat(frames, ignore_index=True) if frames else self.lookup(np.empty(0, np.int64)))
+        return Metadata(pd.concat(list(self.frames()), ignore_index=True))
 
     @abstractmethod
     def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
@@ -394,7 +393,10 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
-        """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids."""
+        """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids.
+
+        Without images it is one block without rows, which has the columns.
+        """
 
     @abstractmethod
     def blocks(self) -> Iterator[tuple[Integers, Floats]]:
@@ -447,7 +449,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close files and connections; a later call of an :class:`Index` in a folder opens them again."""
+        """Close files and connections."""
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,9 @@ class ItemRows:
         return dict(self._database.rows(columns, f"{columns['path'][0]} IS NOT NULL")) if columns else {}
 
     def frames(self, columns: Columns) -> Iterator[pd.DataFrame]:
-        """Yield all rows, in blocks of ascending ids."""
-        for page in self._database.pages(columns):
+        """Yield all rows, in blocks of ascending ids: one empty block if the index is empty."""
+        pages = self._database.pages(columns)
+        for page in chain([next(pages, [])], pages):
             yield frame_of_rows(page, columns)
 
     def distinct_values(self, column: str, columns: Columns, at_most: int) -> list[Any]:

@@ -154,7 +154,9 @@ class RemoteIndex(ImageIndex):
         return self._ids_of(Selection(self._engine.path_filter(path, self.column_kinds)))
 
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
-        yield from self._frames(self.select(condition))
+        frames = self._frames(self.select(condition))
+        yield next(frames, frame_of_records(np.empty(0, np.int64), [], self.column_kinds))
+        yield from frames
 
     def _frames(self, selected: Selection | None) -> Iterator[pd.DataFrame]:
         kinds = self.column_kinds
