@@ -68,7 +68,10 @@ def test_a_signal_finishes_the_step_and_saves_the_state(
 
 @pytest.mark.parametrize(
     ("on_error", "advice"),
-    [("raise", "skip leaves out such images"), ("skip", "it was readable when the run began; put it back")],
+    [
+        ("raise", "skip leaves out such images"),
+        ("skip", "it was readable when the run began; put it back and resume with: vicinal train"),
+    ],
 )
 def test_a_run_whose_images_break_while_it_trains_goes_on_when_they_are_back(
     small: list[str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, advice: str

@@ -147,8 +147,7 @@ def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
     devices = int(text) if text.isdecimal() else 1
     if not needs_processes(devices):
         return False
-    hint = f"resume with: vicinal train --out {shlex.quote(str(run.path))} --resume"
-    run_in_processes(arguments.words, devices, hint)
+    run_in_processes(arguments.words, devices, f"resume with: {run.resume_command()}")
     return True
 
 

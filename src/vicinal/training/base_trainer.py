@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -296,7 +295,7 @@ class BaseTrainer(ABC):
     @property
     def resume_hint(self) -> str:
         """The command that resumes the run, for messages."""
-        return f"resume with: vicinal {self.verb} --out {shlex.quote(str(self.run.path))} --resume"
+        return f"resume with: {self.run.resume_command(self.verb)}"
 
     # Start, checkpoints, end ----------------------------------------------------------------------------------------
 

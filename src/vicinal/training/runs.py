@@ -86,7 +86,7 @@ def _fit(recipe: Recipe, table: Table, run: RunFolder) -> None:
         create_trainer(recipe, table, run).fit()
     except UnreadableImageError as error:
         if recipe.settings.data.on_error == "skip":  # all that could not be read at the start are left out already
-            advice = "it was readable when the run began; put it back, and `vicinal train --resume` goes on"
+            advice = f"it was readable when the run began; put it back and resume with: {run.resume_command()}"
         else:
             advice = "--data.on_error skip leaves out such images"
         raise InputError(f"{error}; {advice}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator
@@ -133,6 +134,10 @@ class RunFolder:
             raise InputError(f"{self.path} is a file; give a folder for the run with --out")
         if self.path.exists() and self._has_begun:
             raise InputError(f"{self.path} exists already; give another --out, or --resume to continue the run there")
+
+    def resume_command(self, verb: str = "train") -> str:
+        """The command that resumes the run, for messages."""
+        return f"vicinal {verb} --out {shlex.quote(str(self.path))} --resume"
 
     def check_run(self) -> None:
         """Raise InputError when there is no run to continue."""

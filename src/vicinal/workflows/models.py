@@ -62,7 +62,7 @@ def load_model(
     if source.kind == "run" and not run.model.is_dir() and run.best.is_file():
         return load_best(run, allow_imports)
     if source.kind == "run" and not run.model.is_dir():
-        raise InputError(f"{path} has no finished model; continue the run with: vicinal train --out {path} --resume")
+        raise InputError(f"{path} has no finished model; continue the run with: {run.resume_command()}")
     from vicinal.models.embedder import Embedder  # loads timm
 
     return Embedder.from_pretrained(run.model if source.kind == "run" else path, allow_imports=allow_imports)
@@ -110,7 +110,7 @@ def load_refiner(path: str) -> ContextRefiner:
     if run.recipe.is_file() and not run.model.is_dir():
         raise InputError(
             f"{path} has no finished refiner: its run is not finished, or did not improve the scores; "
-            f"continue it with: vicinal refine --out {path} --resume"
+            f"continue it with: {run.resume_command('refine')}"
         )
     return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
 
@@ -156,7 +156,7 @@ def load_best(run: RunFolder, allow_imports: Sequence[str] = ()) -> Embedder:
     own = embedder.state_dict()
     if any(name not in own or own[name].shape != value.shape for name, value in state.items()):
         raise InputError(f"{run.best} does not fit its recipe without adapters; finish the run with: "
-                         f"vicinal train --out {run.path} --resume")  # fmt: skip
+                         f"{run.resume_command()}")  # fmt: skip
     embedder.load_state_dict({**own, **state})
     log(f"{run.path} is not finished: taking the weights of its best evaluation so far, after epoch {best['epoch']}")
     return embedder.eval()

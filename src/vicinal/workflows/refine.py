@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -188,7 +187,7 @@ def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
     except InterruptedRunError:
         raise InterruptedRunError(
             "stopped during the training of the embedder and saved the state; resume with: "
-            f"vicinal refine --out {shlex.quote(str(run.path))} --resume"
+            f"{run.resume_command('refine')}"
         ) from None
 
 
