@@ -10,7 +10,8 @@ would write with timm, ImageFolder and a DataLoader with one worker per core; th
 sampler of pytorch-metric-learning. Goals: `embed` 4 times as fast as the loop for convolutional networks (2.5 times
 with PyTorch), 1.5 times for transformers (1.0 with PyTorch); training 1.8 times; at most 10 % of the CPU time in the
 kernel. The floor of embedding is the network's number of operations at the rate of a large matrix product on all cores:
-no engine that computes in float32 without Winograd's algorithm is faster, however little the rest takes.
+no engine that computes in float32 without Winograd's algorithm is faster, however little the rest takes. A second floor
+includes the imports of torch and timm, and libjpeg-turbo's decoding of the photos on all cores.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import simplejpeg
 import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -151,7 +154,9 @@ def main() -> None:
                 commands |= _peers(photos, work)
             _print(network, _take_turns(commands, options.rounds), number * (options.epochs if options.train else 1))
             if not options.train:
-                print(f"\nFloor: {_floor(network):.1f} photos/s", flush=True)
+                floor = _floor(network)
+                seconds = number / floor + _seconds_of_imports() + _seconds_of_decoding(photos)
+                print(f"\nFloor: {floor:.1f} photos/s; with imports and decoding {number / seconds:.1f}", flush=True)
 
 
 def _some_photos(source: Path, target: Path, number: int) -> tuple[Path, int]:
@@ -239,6 +244,20 @@ def _floor(network: str) -> float:
         matrix @ matrix
         seconds.append(time.perf_counter() - started)
     return 2 * 2048**3 / min(seconds) / counter.get_total_flops()
+
+
+def _seconds_of_imports() -> float:
+    return min(_run((sys.executable, "-c", "import torch, timm")).seconds for _ in range(3))
+
+
+def _seconds_of_decoding(photos: Path) -> float:
+    """Time that libjpeg-turbo takes for all JPEGs of a folder, with a thread per core."""
+    images = [path.read_bytes() for path in photos.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = time.perf_counter()
+        for _ in pool.map(simplejpeg.decode_jpeg, images):
+            pass
+    return time.perf_counter() - started
 
 
 def _print(network: str, usage: Mapping[str, list[Usage]], number: int) -> None:
