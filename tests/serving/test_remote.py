@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,7 +25,6 @@ from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.serving import remote_store
 from vicinal.serving.app import create_app
-from vicinal.serving.client import Client
 from vicinal.utils.errors import InputError
 
 ROWS = 12
@@ -167,18 +165,6 @@ def test_deletes_are_limited_before_ids_are_read(place: tuple[str, list[int]]) -
         assert (response.status_code, "more than 3 items" in response.text) == (422, True)
         assert client.request("DELETE", "/items", json={"filter": "price == 0"}).status_code == 405
         assert client.post("/items", json={"vector": vector_list(1)}).status_code == 405
-
-
-def test_the_client_gives_ids_as_numbers(client: TestClient, place: tuple[str, list[int]]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        headers = {"Content-Type": "application/json"}
-        found = client.request(request.method, request.url.path, content=request.content, headers=headers)
-        return httpx.Response(found.status_code, content=found.content)
-
-    with Client(ADDRESS, transport=httpx.MockTransport(answer)) as remote:
-        found = remote.search(random_vectors(3), k=1)
-        assert (found.ids.dtype, found.ids[:, 0].tolist()) == (np.int64, place[1][:3])
-        assert remote.lookup(found.ids[0])["id"].tolist() == place[1][:1]
 
 
 def test_the_command_serves_a_url_with_the_model_of_the_index(

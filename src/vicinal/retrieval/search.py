@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,30 @@ SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselv
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What is decided about a query.
+
+    Attributes:
+        is_match: whether the best match is accepted; otherwise the query is of an unknown class.
+        label: the class of most of the accepted matches, of several the one with the best match (k-nearest neighbors);
+            None where none is accepted or has a label.
+        score: of the best match, of the kind that the calibration is about; None without a match.
+        probability: that the best match is right; None without a calibration or a match.
+    """
+
+    is_match: bool
+    label: Any = None
+    score: float | None = None
+    probability: float | None = None
+
+    def __str__(self) -> str:
+        probability = "" if self.probability is None else f"probability {self.probability:.2f}"
+        if not self.is_match:
+            return f"no match{f' ({probability})' if probability else ''}"
+        return ", ".join(filter(None, ["match" if self.label is None else f"match: {self.label}", probability]))
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """A query and its matches in an index.
 
@@ -36,17 +60,21 @@ class SearchResult:
         matches: best first; `id` and `score` (cosine similarity, or that of a re-ranking) of each, and `path`, `label`
             and the other columns of the index where they are known. An object within a picture has a `box`: left, top,
             right and bottom.
+        decision: whether there is a match, and of what class; None where it was not asked for.
     """
 
     query: Record
     matches: list[Record]
+    decision: Decision | None = None
 
     def to_dict(self) -> Record:
         """Return plain values, ready for JSON."""
-        return {"query": self.query, "matches": self.matches}
+        decided = {} if self.decision is None else {"decision": asdict(self.decision)}
+        return {"query": self.query, "matches": self.matches, **decided}
 
     def __str__(self) -> str:
-        lines = [_describe(self.query, "query")]
+        decided = "" if self.decision is None else f"  -> {self.decision}"
+        lines = [_describe(self.query, "query") + decided]
         for rank, match in enumerate(self.matches, start=1):
             lines.append(f"{rank:4d}  {match['score']:.4f}  {_describe(match, 'id ' + str(match['id']))}")
         return "\n".join(lines)
