@@ -25,29 +25,15 @@ RNG = np.random.default_rng(0)
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def index(folder: Path) -> Index:
-    return Index.load(make_index(folder))
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path, index: Index) -> Iterator[tuple[str, Watched]]:
-    app = watched_app(folder / "index", MeanColor())
-    with serve(app) as address:
-        yield address, app
+@pytest.fixture
+def client(service: tuple[str, Watched]) -> Iterator[Client]:
+    with Client(service[0]) as opened:
+        yield opened
 
 
 @pytest.fixture
-def client(service: tuple[str, Watched]) -> Iterator[Client]:
-    address, app = service
-    app.notes.clear()
-    with Client(address) as opened:
-        yield opened
+def index(service: tuple[str, Watched], folder: Path) -> Index:
+    return Index.load(folder / "index")
 
 
 def answering(answer: Answer, **options: Any) -> Client:

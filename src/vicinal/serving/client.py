@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 NUM_THREADS, BUSY, MAX_WAIT = 8, (429, 503), 60.0  # requests at a time, statuses, seconds before the next try
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """A service of `vicinal serve`, used as an :class:`~vicinal.retrieval.Index` is; threads may share it.
 
     Images are paths or the bytes of files. Every method raises an InputError if the service refuses a
@@ -58,9 +59,6 @@ class Client:
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
         self.url, self._num_retries, self._error = url, num_retries, httpx.TransportError
 
-    def __enter__(self) -> Client:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._http.close()
 
@@ -72,16 +70,13 @@ class Client:
         return dict(self._request("GET", "info"))
 
     def search(self, queries: Any, k: int = 10, *, where: str | None = None, **options: Any) -> list[SearchResult]:
-        """Find the k nearest images of each query, or fewer if fewer fulfill the condition and the options.
+        """Find the k nearest images of each query; the result of a calibrated service has a decision.
 
         Args:
             queries: vectors, float `[q, dim]`; or q images.
             k: number of matches per query.
             where: only images whose columns fulfill this condition are found, such as `price < 20`.
             options: `group_by`, `rerank`, `min_score` and `min_probability` of `POST /search`.
-
-        Returns:
-            One result per query, with a decision where the service is calibrated or a minimum is given.
         """
         from vicinal.retrieval.search import Decision, SearchResult
 
