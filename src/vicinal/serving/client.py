@@ -29,8 +29,8 @@ NUM_THREADS, BUSY, MAX_WAIT = 8, (429, 503), 60.0  # requests at a time, statuse
 class Client(AbstractContextManager["Client"]):
     """A service of `vicinal serve`, used as an :class:`~vicinal.retrieval.Index` is; threads may share it.
 
-    Images are paths or the bytes of files. Every method raises an InputError if the service refuses a
-    request, with its reason, and an OSError if it cannot be reached, fails, or is busy after all retries.
+    Images are paths or the bytes of files. Every method raises an InputError if the service refuses a request, with
+    its reason, and an OSError if it cannot be reached, fails, or is busy after all retries.
 
     Args:
         url: the address of the service, such as `http://127.0.0.1:8000`.
@@ -143,7 +143,8 @@ class Client(AbstractContextManager["Client"]):
         is_json = "json" in response.headers.get("Content-Type", "")
         if is_json and response.is_success:
             return response.json()
-        reason = response.json()["detail"] if is_json else "the answer is not JSON; is this a service of vicinal serve?"
+        text = "the answer is not JSON; is this a service of vicinal serve?"
+        reason = response.json().get("detail", "no reason") if is_json else text
         is_refused = response.is_client_error and response.status_code not in BUSY
         raise (InputError if is_refused else OSError)(f"{self.url}: {one_line(reason)} (HTTP {response.status_code})")
 
