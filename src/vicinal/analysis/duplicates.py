@@ -216,7 +216,6 @@ class _Components:
 
 
 def _frame(table: Table, component: Integers, nearest: Integers, similarity: Floats) -> pd.DataFrame:
-    """The rows of components of two images or more."""
     rows = np.flatnonzero(np.bincount(component)[component] > 1)
     frame = pd.DataFrame({"row": rows, "nearest": nearest[rows], "similarity": similarity[rows].astype(np.float64)})
     components = component[rows]
@@ -299,6 +298,5 @@ def _best_place(parts: Tensor, wholes: Tensor, side: int) -> Tensor:
 
 
 def _standardized(values: Tensor) -> Tensor:
-    """Vectors of mean 0 and length 1."""
     centered = values - values.mean(dim=-1, keepdim=True)
     return centered / centered.norm(dim=-1, keepdim=True).clamp_min(EPSILON)

@@ -215,7 +215,6 @@ def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> 
 
 
 def _with_bursts(near: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """The groups with a column `is_burst`."""
     times = pd.Series(
         [capture_time(table.paths[row]) if table.has("path") else None for row in near["row"]], dtype=float
     )
@@ -230,7 +229,6 @@ def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
 
 
 def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:
-    """The rows of one finding in the form of all."""
     scores = frame[score] if finding != "broken" else np.nan
     kept = frame[[name for name in ("row", "group") if name in frame]]
     return kept.assign(finding=finding, score=scores, **columns)

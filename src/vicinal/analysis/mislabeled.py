@@ -158,7 +158,6 @@ def confident_label_errors(neighbors: QueryNeighbors, temperature: float = TEMPE
 
 
 def _class_means(own: Doubles, labels: Integers, num_classes: int) -> Doubles:
-    """The mean of a value over the images of each class; 1 for classes without images, which none then reaches."""
     sums, counts = np.bincount(labels, own, num_classes), np.bincount(labels, minlength=num_classes)
     means: Doubles = np.divide(sums, counts, out=np.ones(num_classes), where=counts > 0)
     return means.clip(min=2 * EPSILON)

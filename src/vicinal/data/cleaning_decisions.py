@@ -73,9 +73,6 @@ def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict
         table: the images.
         path: the file.
         ignore_missing: leave out decisions about images that are not in the table.
-
-    Raises:
-        InputError: as :func:`apply_decisions`.
     """
     frame = read_csv(path)
     for column in ("decision", "path" if table.has("path") else "row"):

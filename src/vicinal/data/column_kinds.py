@@ -45,9 +45,6 @@ def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
 
     Values that are not text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
 
-    Raises:
-        InputError: an integer has more than 64 bits, or a text is not Unicode.
-
     Example:
         >>> column_values(pd.Series([3, None]))
         (ColumnKind(kind='floating', is_numeric=False), [3.0, None])
@@ -120,9 +117,6 @@ def number_of(text: str) -> int | float:
 
 def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
     """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
-
-    Raises:
-        InputError: a column has values of another kind in the new rows.
 
     Example:
         >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})

@@ -70,11 +70,7 @@ def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.DataFrame:
-    """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0.
-
-    Raises:
-        InputError: a value is missing or invalid; the message names the row by the index of the frame.
-    """
+    """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0."""
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
         raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
@@ -123,7 +119,6 @@ def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
 
 
 def _numbers(values: pd.Series, column: str) -> pd.Series:
-    """Convert to float64; empty cells become NaN."""
     filled = values.mask(values.astype("str") == "")
     numbers = pd.to_numeric(filled, errors="coerce").astype(np.float64)
     wrong = np.flatnonzero(numbers.isna() & filled.notna())

@@ -108,9 +108,6 @@ def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, s
         columns: The names of the columns that there are.
         aliases: Further names of columns.
 
-    Raises:
-        InputError: It cannot be parsed, or names a column that there is not.
-
     Example:
         >>> parse_condition("price < 20", ["price"])
         Comparison(left=Column(name='price'), sign='<', right=20)
@@ -143,8 +140,6 @@ def condition_error(text: str, reason: str) -> InputError:
 
 
 class _Parser:
-    """Reads one condition."""
-
     def __init__(self, text: str, columns: Collection[str], aliases: Mapping[str, str]) -> None:
         self.text, self.columns, self.aliases = text, columns, aliases
         self.backquoted: dict[str, str] = {}

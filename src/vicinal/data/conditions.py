@@ -167,11 +167,7 @@ def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str
 def fulfilling(
     connection: sqlite3.Connection, query: str, where: SQLFilter, condition: str, **parameters: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query of SQLite, in which {} stands for a filter.
-
-    Raises:
-        InputError: the filter is nested too deeply for SQLite.
-    """
+    """The rows of a query of SQLite, in which {} stands for a filter."""
     try:
         return connection.execute(query.format(where.text), {**where.parameters, **parameters})
     except sqlite3.OperationalError as error:

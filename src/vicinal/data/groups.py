@@ -25,16 +25,6 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
             all of it if it has none, are one group. Images in whose path it is not found have no group.
         minutes: Images that were taken at most so long after another one, as their EXIF data say, are in its group.
             Images without a time have no group.
-
-    Raises:
-        InputError: There are no paths, there are groups already, the pattern is none or is found in no path, no image
-            has a time, or both are given.
-
-    Example:
-        >>> import pandas as pd
-        >>> table = Table(pd.DataFrame({"path": ["/cup/day1_1.jpg", "/cup/day1_2.jpg", "/cup/day2_1.jpg", "/x.jpg"]}))
-        >>> with_groups(table, r"(day\d+)_").frame["group"].tolist()
-        [0, 0, 1, -1]
     """
     if pattern is not None and minutes is not None:
         raise InputError("group_pattern and group_minutes are two ways to tell groups; leave one of them out")

@@ -68,9 +68,6 @@ class ImageFileProblems:
 def check_image_files(table: Table) -> ImageFileProblems:
     """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them.
 
-    Raises:
-        InputError: The table has no paths.
-
     Example:
         >>> import pandas as pd
         >>> check_image_files(Table(pd.DataFrame({"path": ["/lost.png"]}))).unreadable
@@ -95,7 +92,6 @@ def _size_or_error(path: str) -> tuple[int, int] | str:
 
 
 def _boxes_beyond(table: Table, sizes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The bounding boxes that are partly outside of their image."""
     if not all(map(table.has, BOX_COLUMNS)):
         return []
     rows = zip(table.paths, table.frame[list(BOX_COLUMNS)].to_numpy().tolist(), strict=True)

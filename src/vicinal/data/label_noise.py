@@ -20,11 +20,7 @@ from vicinal.utils.errors import InputError
 
 
 def training_rows(table: Table) -> Integers:
-    """The rows of the split `train`, or all rows of a table without splits.
-
-    Raises:
-        InputError: There are none.
-    """
+    """The rows of the split `train`, or all rows of a table without splits."""
     is_training = (table.frame["split"] == "train").to_numpy() if table.has("split") else np.ones(len(table), bool)
     if not is_training.any():
         raise InputError(f"the table has no training images to alter; its splits: {', '.join(table.splits) or 'none'}")
@@ -180,7 +176,6 @@ def _confused_with(confusions: Confusions, classes: Sequence[Name]) -> dict[int,
 
 
 def _pairs(confusions: Confusions) -> Iterator[tuple[str, str, str]]:
-    """Yield each class, a class that it is confused with, and the source of the pair for errors."""
     if not isinstance(confusions, Mapping):
         yield from _pairs_in_file(Path(confusions))
         return

@@ -184,10 +184,6 @@ def adjusted_mutual_information(classes: Integers, clusters: Integers, overlaps:
 
     Returns:
         1 if classes and clusters are the same, around 0 if the clusters are random.
-
-    Example:
-        >>> adjusted_mutual_information(np.array([2, 2]), np.array([2, 2]), np.array([2, 2]))
-        1.0
     """
     if len(classes) == 1 or len(clusters) == 1:
         return float(len(classes) == len(clusters))

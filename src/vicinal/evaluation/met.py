@@ -103,7 +103,6 @@ def evaluate_met(embeddings: Array, table: Table) -> Evaluation:
 
 
 def _rows(table: Table) -> tuple[dict[str, Integers], Integers]:
-    """The queries of each set, and the gallery."""
     for column in ("label", "query_set", "is_query", "is_gallery"):
         if not table.has(column):
             raise InputError(f"the table has no column {column!r}, which the protocol of met needs")
@@ -148,7 +147,6 @@ def _tune(queries: _Queries, num_classes: int) -> tuple[int, float]:
 
 
 def _confidences(queries: _Queries, k: int, temperature: float, num_classes: int) -> Doubles:
-    """The softmax of the nearest class, float64 [q]."""
     is_nearest = queries.is_nearest[:, :k]
     logits = temperature * queries.scores[:, :k].astype(np.float64)
     found = np.where(is_nearest, np.exp(logits - logits[:, :1]), 0).sum(axis=1)

@@ -92,12 +92,7 @@ def costs_text(costs: pd.DataFrame) -> str:
 
 
 def _count(number: int) -> str:
-    """A number of parameters with three digits.
-
-    Example:
-        >>> _count(0), _count(999), _count(49_280), _count(22_056_576), _count(1_240_000_000)
-        ('0', '999', '49.3 k', '22.1 M', '1,240 M')
-    """
+    """A number of parameters with three digits."""
     if number < 1000:
         return str(number)
     return f"{_digits(number / 1e3)} k" if number < 999_500 else f"{_digits(number / 1e6)} M"

@@ -183,18 +183,6 @@ def coarse_relevances(
 
     Returns:
         Column -> relevance, from the finest to the coarsest.
-
-    Raises:
-        InputError: the table has no column of coarse labels.
-
-    Example:
-        >>> import numpy as np
-        >>> import pandas as pd
-        >>> table = Table(pd.DataFrame({"label": [0, 0, 1], "coarse": ["bird", "bird", "bird"]}))
-        >>> rows = np.arange(3)
-        >>> fine = Relevance(table.labels, table.labels, exclude_self=rows)
-        >>> coarse_relevances(table, fine, rows, rows)["coarse"].positives(0)
-        array([1, 2])
     """
     columns = coarse_columns(table)
     if not columns:
@@ -231,10 +219,6 @@ def score_queries(
         rerank: a method by which every ranking is re-ranked first.
         chunk_size: number of queries per tile.
         divided: whether the processes of `torch.distributed` divide the work.
-
-    Raises:
-        InputError: no query or no gallery image, other dimensions, an invalid chunk size, no query with a positive
-            at some level, or a re-ranking that needs more neighbors than there are.
     """
     check_chunk_size(chunk_size)
     queries, gallery = searched.queries, searched.gallery

@@ -91,7 +91,6 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
 
 
 def _tiles(embeddings: Array, table: Table) -> Callable[[], Tiles]:
-    """A function that goes over all pairs, block by block: their similarities, and whether they are of one class."""
     query_rows, gallery_rows = query_gallery_rows(table)
     is_symmetric = not table.has("is_query")
     queries, gallery = (UnitVectors(embeddings, "embedding", rows) for rows in (query_rows, gallery_rows))
@@ -129,7 +128,6 @@ def _keys(scores: Floats) -> Keys:
 
 
 def _score(key: int) -> np.float32:
-    """The score of a key."""
     bits = key & 0x7FFFFFFF if key >> 31 else 0xFFFFFFFF - key
     return np.uint32(bits).view(np.float32)
 
@@ -247,12 +245,7 @@ def evaluate_pairs(
 
 
 def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
-    """The threshold at which most pairs are told right, halfway between two scores; of several, the lowest.
-
-    Example:
-        >>> most_accurate_threshold(np.array([0.25, 0.75, 0.5], np.float32), np.array([False, True, False]))
-        0.625
-    """
+    """The threshold at which most pairs are told right, halfway between two scores; of several, the lowest."""
     values, codes = np.unique(scores, return_inverse=True)
     change = np.bincount(codes, weights=np.where(is_same, -1.0, 1.0))  # of the number right, when a score is refused
     num_right: Doubles = np.concatenate([[0.0], np.cumsum(change)])
@@ -262,12 +255,7 @@ def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
 
 
 def default_folds(is_same: Booleans, num_folds: int = NUM_FOLDS) -> Integers:
-    """The fold of each pair: pairs of one kind in their order are divided into parts of equal size.
-
-    Example:
-        >>> default_folds(np.array([True, True, False, False]), num_folds=2).tolist()
-        [0, 1, 0, 1]
-    """
+    """The fold of each pair: pairs of one kind in their order are divided into parts of equal size."""
     folds = np.empty(len(is_same), np.int64)
     for kind in (True, False):
         rows = np.flatnonzero(is_same == kind)

@@ -62,9 +62,6 @@ FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]
 def choose_frozen(frozen: FrozenBatchNorm, is_pretrained: bool) -> FrozenBatchNorm:
     """What does not change, for networks with pretrained or random weights.
 
-    Raises:
-        InputError: The name is unknown.
-
     Example:
         >>> choose_frozen("auto", is_pretrained=True)
         'statistics'

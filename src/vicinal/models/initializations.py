@@ -130,9 +130,6 @@ def _published_file(name: str) -> Path | str | None:
 def check_backbone_name(name: str) -> None:
     """Check that a name is that of a backbone.
 
-    Raises:
-        InputError: The model or its tag is unknown; the message names similar ones.
-
     Example:
         >>> check_backbone_name("resnet50")
         >>> check_backbone_name("resnet5O")
@@ -154,9 +151,6 @@ def check_backbone_name(name: str) -> None:
 
 def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
     """Check that more arguments of a backbone are plain values, none of which makes timm read files or the network.
-
-    Raises:
-        InputError: a value is not plain, as :func:`vicinal.utils.arguments.check_plain_values` says, or is reserved.
 
     Example:
         >>> check_backbone_args({"checkpoint_path": "weights.pth"})
@@ -197,9 +191,6 @@ def default_transform(name: str) -> ImageTransform:
 
 def chosen_transform(transform: object, name: str) -> ImageTransform:
     """The transform that was given, or that of a backbone's weights; a mapping changes some of the latter's settings.
-
-    Raises:
-        InputError: It is something else, or a setting is unknown or impossible.
 
     Example:
         >>> chosen_transform({"size": 64}, "resnet50").size, chosen_transform(None, "resnet50").size

@@ -29,9 +29,6 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
 
     Returns:
         Name of the parameter -> depth: 0 after the blocks, 1 in the last block, the largest in the stem.
-
-    Raises:
-        InputError: the network does not know its layers.
     """
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
@@ -116,7 +113,6 @@ def train_biases_and_norms(embedder: Embedder) -> None:
 
 
 def _train_only(embedder: Embedder, condition: Callable[[str, nn.Parameter], bool]) -> None:
-    """Freeze the parameters of the backbone that do not meet a condition on name and value."""
     parameters = dict(embedder.backbone.named_parameters())
     for name, parameter in parameters.items():
         parameter.requires_grad_(parameter.requires_grad and condition(name, parameter))

@@ -29,9 +29,6 @@ def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
     Args:
         what: the start of the message, such as the file that asks for the network.
         max_tensors: the number of weights and buffers above which building is stopped.
-
-    Raises:
-        InputError: a bound is exceeded; raised where that happens, so that what is being built is left.
     """
     thread, counts = threading.get_ident(), Counter[str]()
     limits = {"tensors": max_tensors, "modules": MODULES_PER_TENSOR * max_tensors + MORE_MODULES}
@@ -71,6 +68,5 @@ def check_network_memory(what: str, network: nn.Module) -> None:
 
 
 def _num_bytes(network: nn.Module) -> tuple[int, int]:
-    """The sizes of all weights and of all buffers."""
     weights, buffers = network.parameters(), network.buffers()
     return sum(each.nbytes for each in weights), sum(each.nbytes for each in buffers)

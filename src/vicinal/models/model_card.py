@@ -85,7 +85,6 @@ refined = refine(refiner, vectors)  # embeddings of that model, [n, {dim}]
 
 
 def _made(config: Mapping[str, Any]) -> str:
-    """What the model is, and whether it was trained."""
     dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
     if config["recipe"]:
         return TRAINED.format(dimensions=dimensions)
@@ -135,7 +134,6 @@ def _data_text(recipe: Mapping[str, Any]) -> str:
 
 
 def _license_text(config: Mapping[str, Any]) -> str:
-    """What is known of the license of the weights that the training started from."""
     if config["backbone"].startswith(IMPORT):
         return "The license of its backbone is not recorded."
     if _is_pretrained(config) is False:

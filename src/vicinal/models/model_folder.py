@@ -38,10 +38,6 @@ def write(
         model_format: The kind of model.
         config: The configuration, JSON values with the keys of the format.
         tensors: Weights and buffers by name.
-
-    Raises:
-        InputError: The folder holds other files, or the configuration is not JSON or exceeds a limit.
-        OSError: The folder cannot be written, such as on a full disk; it is unchanged then.
     """
     folder = Path(folder)
     _check_replaceable(folder, model_format)
@@ -65,11 +61,7 @@ IN_RUNS = ("model", "refiner")  # the folders of models in the folders of runs
 
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a saved model, that of a run, or one downloaded from the Hugging Face hub by its name there.
-
-    Raises:
-        InputError: There is no such folder or model.
-    """
+    """The local folder of a saved model, that of a run, or one downloaded from the Hugging Face hub by its name there."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         of_run = (folder / name for name in IN_RUNS if (folder / name / CONFIG).is_file())
@@ -87,11 +79,7 @@ def find_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def read_config(folder: Path, model_format: ModelFormat) -> dict[str, Any]:
-    """Read the configuration of a saved model, without `format` and `version`, and check its keys, types and limits.
-
-    Raises:
-        InputError: It is missing, not JSON, of another format or version, or a key is missing, unknown or invalid.
-    """
+    """Read the configuration of a saved model, without `format` and `version`, and check its keys, types and limits."""
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"model: {folder} has no {CONFIG}; is it the folder of a saved Vicinal model?")
@@ -117,7 +105,6 @@ def _read_json(path: Path) -> Any:
 
 
 def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
-    """Remove `format` from a configuration and return the format of that name, which may not be the expected one."""
     name = config.pop("format", None) if isinstance(config, dict) else None
     if not isinstance(name, str) or name not in FORMATS:
         raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{expected.name}")')
@@ -125,11 +112,7 @@ def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
 
 
 def count_tensors(folder: Path) -> int:
-    """The number of tensors of a saved model, from the header of its weights.
-
-    Raises:
-        InputError: The file is missing or truncated.
-    """
+    """The number of tensors of a saved model, from the header of its weights."""
     with _open_weights(folder) as file:
         return len(file.keys())
 
@@ -142,9 +125,6 @@ def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
     Args:
         folder: The folder of the model.
         expected: The tensors that the configuration requires; meta tensors suffice.
-
-    Raises:
-        InputError: The file is missing, truncated, or holds other tensors.
     """
     path = folder / WEIGHTS
     with _open_weights(folder) as file:

@@ -213,7 +213,6 @@ class ContextRefiner(SavedModel):
             cast(ContextBlock, block).scale_update(factor)
 
     def _blocks(self, depth: int) -> list[ContextBlock]:
-        """The first blocks, of which the same one may come again and again."""
         return [cast(ContextBlock, self.blocks[0 if self.tie_weights else number]) for number in range(depth)]
 
     def check_depth(self, depth: int) -> None:
@@ -271,7 +270,6 @@ class ContextRefiner(SavedModel):
 
 
 def _checked_similarity(value: float | None) -> float | None:
-    """A minimum of similarities as a Python float; None stays."""
     if value is None:
         return None
     if not is_number(value) or not -1 <= value < 1:

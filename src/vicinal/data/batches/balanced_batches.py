@@ -122,7 +122,6 @@ def exhaustive_batches(
 def _exhaust(
     members: Sequence[Integers], classes_per_batch: int, samples_per_class: int, rng: np.random.Generator
 ) -> Integers:
-    """The batches of one pass, as :func:`exhaustive_batches`."""
     order = rng.permutation(len(members))
     groups = [_whole_groups(rng.permutation(members[each]), samples_per_class) for each in order]
     left = np.array([len(each) for each in groups])

@@ -53,9 +53,6 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
         loaded: The datasets `corpus`, `query` and `qrels`.
         source: Where they come from, for messages.
         columns: The columns that the user names.
-
-    Raises:
-        InputError: A column is missing, an id is unknown, or relevance is not that of classes.
     """
     corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
     relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
@@ -77,8 +74,6 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
 
 
 class _Side:
-    """The corpus or the queries: their ids, and what their images are."""
-
     def __init__(self, dataset: Any, columns: NamedColumns, source: str) -> None:
         self.dataset, self.source = dataset, source
         schema = dataset.features.arrow_schema
@@ -108,7 +103,6 @@ class _Side:
 
 
 def _relevant(qrels: Any, query_ids: Sequence[str], corpus_ids: Sequence[str], source: str) -> list[set[int]]:
-    """For each query, the rows of the corpus that are relevant for it."""
     if not {*COLUMNS} <= set(qrels.column_names):
         raise InputError(f"{source}, qrels: the columns are {', '.join(qrels.column_names)}, not {', '.join(COLUMNS)}")
     rows = [{name: row for row, name in enumerate(ids)} for ids in (query_ids, corpus_ids)]
@@ -133,13 +127,6 @@ def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: st
     Returns:
         The class of each image of the corpus and of each query, as integers. An image that is relevant for no query is
         a class of its own, and so is a query without relevant images.
-
-    Raises:
-        InputError: Two queries have some, but not all of their relevant images in common.
-
-    Example:
-        >>> relevance_classes([{0, 2}, {1}, {0, 2}], 4, "birds")
-        (array([0, 1, 0, 3]), array([0, 1, 0]))
     """
     labels = np.full(corpus_size, -1)
     firsts = [min(rows) if rows else corpus_size + query for query, rows in enumerate(relevant)]
@@ -264,7 +251,6 @@ class _Dataset:
 
     @cached_property
     def _parts(self) -> list[tuple[Any, dict[str, str]]]:
-        """The datasets with images, and what is known of each."""
         loaded = self._loaded
         return [(loaded[each], {}) for each in SIDES] if self._has_relevance else list(_splits(loaded, self.name))
 

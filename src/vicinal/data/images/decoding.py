@@ -82,17 +82,6 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
 
     Returns:
         A context manager of a :class:`EncodedJpeg`, or of a decoded image if the file has another format.
-
-    Raises:
-        InputError: As :func:`read_image`, here or when the JPEG is decoded.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (640, 480)).save(f"{folder}/black.jpg")
-        ...     with open_image(f"{folder}/black.jpg") as jpeg:
-        ...         jpeg.size, jpeg.decode(max_reduction=5.0).size
-        ((640, 480), (160, 120))
     """
     check_regular_file(path)
     with ExitStack() as stack:
@@ -144,9 +133,6 @@ class EncodedJpeg:
 
         Returns:
             A decoded image of mode RGB or L, upright.
-
-        Raises:
-            InputError: The file is damaged.
         """
         image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
@@ -175,12 +161,7 @@ class EncodedJpeg:
 
 
 def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Image.Image:
-    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`.
-
-    Example:
-        >>> decoded(Image.new("L", (640, 480)), max_reduction=4.0).size
-        (640, 480)
-    """
+    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`."""
     return image if isinstance(image, Image.Image) else image.decode(max_reduction)
 
 
@@ -192,7 +173,6 @@ def _decode(image: Image.Image, path: str | Path, channels: int) -> Image.Image:
 
 @contextmanager
 def _one_line_errors(path: str | Path) -> Iterator[None]:
-    """Make an InputError of whatever Pillow raises on a file."""
     try:
         yield
     except UnidentifiedImageError:
@@ -207,7 +187,6 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 
 @cache
 def _known_formats() -> list[str]:
-    """The formats of FORMATS that this Pillow can decode, and HEIC if its package is installed."""
     Image.init()
     return [name for name in (*FORMATS, *register_heif()) if name in Image.OPEN]
 
@@ -281,7 +260,6 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
 
 
 def _shades_of_16_bits(image: Image.Image) -> ToBytes:
-    """The function from 16-bit values to 8 bits, by a table of all values."""
     shades = np.rint(np.arange(WHITE_UINT16 + 1) * (255 / WHITE_UINT16)).astype(np.uint8)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
@@ -317,7 +295,6 @@ def _in_strips(image: Image.Image, to_bytes: ToBytes) -> Image.Image:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Parts of an image of its full width, each with the number of its first row."""
     height = max(1, STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, height):
         yield top, image.crop((0, top, image.width, min(top + height, image.height)))

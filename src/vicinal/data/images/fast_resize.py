@@ -105,10 +105,6 @@ def resized_crop(
     Returns:
         uint8 `[channels, height, width]`. The crop of a reduced JPEG starts at a whole pixel of it, so that it is moved
         by up to a quarter of a pixel of the result, except where it starts at 0.
-
-    Example:
-        >>> resized_crop(Image.new("L", (60, 40), 7), (0, 0, 40, 40), (2, 1), "bilinear").tolist()
-        [[[7, 7]]]
     """
     full_size, sides = image.size, (box[2] - box[0], box[3] - box[1])
     per_pixel = min(side / pixels for side, pixels in zip(sides, size, strict=True))
@@ -125,7 +121,6 @@ def resized_crop(
 
 
 def _pixels(image: Source, max_reduction: float) -> npt.NDArray[np.uint8]:
-    """The pixels of an image, `[height, width, channels]`; a JPEG is decoded at a part of its size."""
     if isinstance(image, EncodedJpeg):
         return image.pixels(max_reduction)
     pixels = np.array(image)

@@ -15,16 +15,6 @@ def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
         path: the file.
         box: left, top, right and bottom of the part that is shown, in pixels of the upright image; None: all of it.
         size: length of the longer side; smaller images stay as they are.
-
-    Raises:
-        InputError: it cannot be read.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("RGB", (400, 200)).save(f"{folder}/a.jpg")
-        ...     thumbnail(f"{folder}/a.jpg", None, size=50).size
-        (50, 25)
     """
     with open_image(path) as image:
         reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly

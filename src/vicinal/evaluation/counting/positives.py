@@ -95,13 +95,6 @@ def ranked_positives(
         start: the first query.
         stop: the end of the queries, exclusive.
         increment_scores: adds the increments of a re-ranking to scores.
-
-    Example:
-        >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "embedding")
-        >>> labels = np.zeros(3, dtype=np.int64)
-        >>> found = ranked_positives(vectors, vectors, Relevance(labels, labels, np.arange(3)), start=0, stop=1)
-        >>> found.rows[: found.counts[0]], found.scores[: found.counts[0]]
-        (array([1, 2], dtype=int32), array([0.8, 0. ], dtype=float32))
     """
     from vicinal.evaluation.counting.kernels import (  # imports numba, which takes half a second
         read_keys,
@@ -126,13 +119,7 @@ def ranked_positives(
 
 
 def ranking_keys(scores: Floats, rows: Integers) -> Integers:
-    """Encode score and gallery row in one integer that ascends in a ranking: higher scores first, then lower rows.
-
-    Example:
-        >>> keys = ranking_keys(np.array([0.5, 0.5, 0.0, -0.0, -0.5], dtype=np.float32), np.array([9, 10, 1, 2, 0]))
-        >>> bool((np.diff(keys) > 0).all())
-        True
-    """
+    """Encode score and gallery row in one integer that ascends in a ranking: higher scores first, then lower rows."""
     bits = (0 - scores).view(np.int32).astype(np.int64)  # never -0.0, whose bits would not compare equal to 0.0
     bits ^= (bits >> 63) & 0x7FFFFFFF  # integers in the order of the floats whose bits they are
     return (bits << 32) | rows
@@ -282,10 +269,6 @@ class Division:
     Args:
         rank: number of this process.
         world_size: number of processes.
-
-    Example:
-        >>> Division(rank=1, world_size=3).own(range(0, 70, 10))
-        range(10, 70, 30)
     """
 
     rank: int = 0

@@ -104,7 +104,6 @@ def write_comparison_page(
 
 
 def _header(sets: Mapping[str, EvaluatedEmbeddings], runs: Mapping[str, Run]) -> str:
-    """What is compared; what the sets have in common is said once."""
     first, *others = sets
     facts = {
         name: (
@@ -261,15 +260,6 @@ def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
     """Why metrics of two sets cannot be compared; None where protocol, queries and gallery are the same.
 
     Images are the same if the names of their files are, as in a set that was moved, and their labels.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> from vicinal.data import Table
-        >>> from vicinal.evaluation import evaluate
-        >>> tables = [Table(pd.DataFrame({"label": ["cat"] * images})) for images in (3, 4)]
-        >>> vectors = [np.eye(4)[:3], np.eye(4)]
-        >>> apart(*(EvaluatedEmbeddings(*each, evaluate(*each)) for each in zip(vectors, tables)))
-        '4 queries against 3'
     """
     before, after = first.evaluation, other.evaluation
     if before.protocol != after.protocol:
@@ -306,7 +296,6 @@ def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
 
 
 def _unbroken(name: str) -> Markup:
-    """A name in one line, if it is short."""
     return element("span", name, class_="unbroken" if len(name) <= MAX_UNBROKEN else None)
 
 
@@ -349,8 +338,6 @@ def changes_section(
 
 
 class _Side(NamedTuple):
-    """One of the two sets."""
-
     name: str
     evaluated: EvaluatedEmbeddings
     metric: str
@@ -369,7 +356,6 @@ def _changes(before: _Side, after: _Side) -> pd.DataFrame:
 
 
 def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:
-    """The queries that got better, and those that got worse, each list under a heading."""
     parts = []
     for word, sign in (("better", 1), ("worse", -1)):
         improved = changes[sign * changes["difference"] > 0]

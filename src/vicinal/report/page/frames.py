@@ -155,12 +155,6 @@ class Thumbnails:
 
     Attributes:
         num_unreadable: the images that could not be read when they were encoded.
-
-    Example:
-        >>> import pandas as pd
-        >>> thumbnails, table = Thumbnails(), Table(pd.DataFrame({"label": ["a", "b"]}))
-        >>> [thumbnails.number(table, row) for row in (1, 0, 1)]
-        [0, 1, 0]
     """
 
     def __init__(self) -> None:
@@ -235,7 +229,6 @@ class Thumbnails:
 
 
 def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
-    """The image in at most `size` x `size` pixels; None if it cannot be read."""
     try:
         return thumbnail(path, box, size)
     except InputError:

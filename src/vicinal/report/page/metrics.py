@@ -64,12 +64,7 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
 
 
 def headlines(names: Iterable[str]) -> list[str]:
-    """The metrics that are read first, those of the papers or else the first four.
-
-    Example:
-        >>> headlines(["recall@1", "recall@2", "mAP"])
-        ['recall@1', 'mAP']
-    """
+    """The metrics that are read first, those of the papers or else the first four."""
     given = list(names)
     return [name for name in HEADLINES if name in given] or given[:4]
 
@@ -80,12 +75,7 @@ def level_text(results: ResultsTable) -> str:
 
 
 def few_classes(classes: int) -> str | None:
-    """A remark on intervals of few classes; None if there are enough.
-
-    Example:
-        >>> few_classes(20), few_classes(3)
-        (None, 'The queries are of 3 classes; with fewer than 20 the intervals are too narrow.')
-    """
+    """A remark on intervals of few classes; None if there are enough."""
     if classes >= MIN_CLASSES:
         return None
     number = counted(classes, "class", "classes")
@@ -93,12 +83,7 @@ def few_classes(classes: int) -> str | None:
 
 
 def meaning(name: str) -> str:
-    """What a metric measures, in plain words; an empty text for an unknown one.
-
-    Example:
-        >>> meaning("coarse/recall@8")
-        'queries with an image of their coarse class among the first 8'
-    """
+    """What a metric measures, in plain words; an empty text for an unknown one."""
     level, _, metric = name.rpartition("/")
     kind, at, cut = metric.partition("@")
     if level in DIFFICULTIES:

@@ -37,11 +37,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run's folder; files may be missing.
-
-    Raises:
-        InputError: no such folder, or a file in it that cannot be read.
-    """
+    """Read a run's folder; files may be missing."""
     folder = RunFolder(Path(path))
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such run; give the folder of a run")
@@ -54,12 +50,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def settings(recipe: str | None) -> dict[str, str]:
-    """The settings of a recipe by their names with dots, such as `loss.margin`.
-
-    Example:
-        >>> settings("{loss: {margin: 0.1}, epochs: 3}")
-        {'loss.margin': '0.1', 'epochs': '3'}
-    """
+    """The settings of a recipe by their names with dots, such as `loss.margin`."""
     try:
         read = yaml.safe_load(recipe or "")
     except yaml.YAMLError:
@@ -150,7 +141,6 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
 
 
 def _metrics_chart(run: Run) -> Markup | None:
-    """The other metrics on the validation split."""
     lines = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
     return _chart(lines, "%", "Further metrics on the validation split.")
 
@@ -200,6 +190,5 @@ def _chart(lines: Sequence[Line], y_name: str, text: str) -> Markup | None:
 
 
 def _ends(lines: Sequence[Line]) -> str:
-    """Where each line begins and ends, in words."""
     ends = [(line.name, line.y[np.isfinite(line.y)]) for line in lines if not line.faint]
     return " ".join(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}." for name, values in ends if len(values))

@@ -263,7 +263,6 @@ def _matrix(counts: pd.DataFrame) -> Markup:
 
 
 def _count(count: Any, fraction: float, is_match: bool) -> Markup:
-    """A cell of the matrix, the darker the larger its fraction of the class."""
     kind = "match" if is_match else "mismatch"
     style = f"--fraction:{fraction:.3f}" if count else None
     return element("span", f"{count:,}", class_=f"fraction {kind}", style=style)

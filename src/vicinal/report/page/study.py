@@ -119,7 +119,6 @@ def _history_section(study: Study, metric: str) -> Section:
 
 
 def _plot(name: str, study: Study, metric: str, description: str) -> Markup:
-    """A plot of Optuna, in the style of the page."""
     import optuna.visualization.matplotlib as plots
     from matplotlib import pyplot
     from matplotlib.text import Text
@@ -185,7 +184,6 @@ def _recipe_section(recipe: str | None) -> Section | None:
 
 
 def _spread(scores: Sequence[float]) -> str:
-    """The mean of the scores with several seeds, and their standard deviation."""
     if len(scores) < 2:
         return "–"
     return f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores, ddof=1):.2f} %"

@@ -92,7 +92,6 @@ def write_unlabeled_page(
 
 
 def _neighbors_section(frames: ImageFrames, neighbors: QueryNeighbors, seed: int) -> Section:
-    """Images drawn at random, each with its nearest."""
     rows = np.random.default_rng(seed).permutation(neighbors.queries)[:NUM_QUERIES].tolist()
     lead = (
         "Images drawn at random, each with its nearest by cosine similarity, nearest first. The numbers are cosine "
