@@ -120,21 +120,6 @@ def test_impossible_adapters_are_refused(arguments: dict[str, object], message: 
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_layers_that_do_more_with_their_weight_are_refused() -> None:
-    model = embedder("test_nfnet", "avg", 64)
-    with pytest.raises(
-        InputError, match=r"stages.0.0.conv1 of test_nfnet can have no adapter: it is a ScaledStdConv2d"
-    ):
-        add_lora(model, targets=["0.0.conv1"])
-
-
-def test_two_sets_of_adapters_are_refused() -> None:
-    model = embedder()
-    add_lora(model)
-    with pytest.raises(InputError, match="the model has adapters already"):
-        add_lora(model)
-
-
 def test_peft_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match=r"LoRA: needs the package peft; pip install 'vicinal\[lora\]'"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -237,9 +237,7 @@ EPSILON = 1e-6
 Thumbnails = npt.NDArray[np.uint8]
 
 
-def pixel_similarities(
-    thumbnails: Thumbnails, first: Integers, second: Integers, sides: Sequence[int] = CROP_SIDES
-) -> Floats:
+def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers) -> Floats:
     """Compute the largest correlation of two images, whole with whole or whole with a part of the other.
 
     It is the normalized cross-correlation of gray values, which neither brightness nor contrast changes. One image,
@@ -250,7 +248,6 @@ def pixel_similarities(
         thumbnails: uint8 [images, side, side], as of :func:`image_facts`.
         first: int64 [pairs], an image of each pair.
         second: int64 [pairs], the other.
-        sides: to which side lengths one of the thumbnails is reduced before it is moved over the other.
 
     Returns:
         float32 [pairs], from -1 to 1; 0 for an image of one gray value.
@@ -267,7 +264,7 @@ def pixel_similarities(
         one, other = (torch.from_numpy(thumbnails[rows[chunk]]).float() for rows in (first, second))
         best = (_standardized(one.flatten(1)) * _standardized(other.flatten(1))).sum(dim=1)
         near = best > MIN_CORRELATION
-        for side in sides:
+        for side in CROP_SIDES:
             for part, whole in ((one[near], other[near]), (other[near], one[near])):
                 best[near] = torch.maximum(best[near], _best_place(part, whole, side))
         similarities[chunk] = best.numpy()

@@ -1,4 +1,4 @@
-"""What the nearest neighbors of queries tell: hubs, and classes that are confused."""
+"""The nearest neighbors of queries: hubs, and classes that are confused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a context refiner does to the embeddings of a table."""
+"""The effect of a context refiner on the embeddings of a table."""
 
 from __future__ import annotations
 

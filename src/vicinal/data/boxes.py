@@ -38,13 +38,13 @@ def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
 
 
 def image_keys(frame: pd.DataFrame) -> list[str]:
-    """What tells the images of a table apart: the path, and the bounding box if there is one."""
+    """A unique name of each image of a table: its path, and the bounding box if it has one."""
     paths = [str(path) for path in frame["path"]]
     return [image_key(path, box) for path, box in zip(paths, row_boxes(frame), strict=True)]
 
 
 def image_key(path: str, box: Box | None) -> str:
-    """What tells an image apart, see :func:`image_keys`."""
+    """The unique name of an image, see :func:`image_keys`."""
     return path if box is None else f"{path} [{', '.join(f'{edge:.10g}' for edge in box)}]"
 
 

@@ -18,7 +18,7 @@ DECISIONS = ("drop", "relabel", "keep")
 
 
 class Decision(NamedTuple):
-    """What is done with an image, and where that is written."""
+    """A decision about an image, and the file and line that it comes from."""
 
     action: str
     new_label: str

@@ -22,7 +22,7 @@ KINDS_OF_DTYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "floatin
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What values a column has.
+    """The type of the values of a column.
 
     Attributes:
         kind: `integer`, `floating`, `boolean`, `string`, or `empty` if all values are missing.

@@ -50,7 +50,7 @@ def is_known_column(column: str) -> bool:
 
 
 def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that say what the columns of paths and labels are called, those that are given.
+    """The settings that name the columns of paths and labels, without those that are not given.
 
     Example:
         >>> named_columns({"path_column": "file", "label_column": None, "model": "run"})
@@ -60,7 +60,7 @@ def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the columns `path` and `label` may be called besides, by the settings that name them.
+    """Further names of the columns `path` and `label`, by the settings that give them.
 
     Example:
         >>> column_aliases({"path_column": "file", "label_column": None, "model": "run"})
@@ -92,7 +92,7 @@ def _with_checked_boxes(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
     missing = [column for column in BOX_COLUMNS if column not in columns]
     if len(missing) == 1:
         raise InputError(
-            f"of the columns of a bounding box, {', '.join(BOX_COLUMNS)}, there is no {missing[0]!r}; add or rename it"
+            f"the table lacks {missing[0]!r} of the box columns {', '.join(BOX_COLUMNS)}; add or rename it"
         )
     if missing:
         return columns

@@ -105,7 +105,7 @@ def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, s
 
     Args:
         text: The condition.
-        columns: The names of the columns that there are.
+        columns: The names of the existing columns.
         aliases: Further names of columns.
 
     Example:

@@ -113,7 +113,7 @@ class SQLWriter(ConditionWriter[SQLFilter]):
 def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str] | None = None) -> Booleans:
     """Whether each row of a frame fulfills a condition, bool `[rows]`.
 
-    A condition has the syntax of Python and of SQL, as far as both agree: ``category == 'cup' and price < 20``.
+    A condition has the syntax that Python and SQL have in common: ``category == 'cup' and price < 20``.
 
     - Columns stand by their names; names that are not words stand in backquotes.
     - `==`, `!=`, `<`, `<=`, `>` and `>=` compare a column with a text, a number, True, False or another column, also

@@ -19,7 +19,7 @@ MAX_VISITS = 16  # of one folder, by links to it
 
 @dataclass
 class FoundFiles:
-    """What is below a folder.
+    """The files below a folder.
 
     Attributes:
         images: the images as sorted relative paths.

@@ -1,4 +1,4 @@
-"""What is wrong with image files: those that cannot be read or are there twice, and bounding boxes beyond them."""
+"""Problems of image files: unreadable files, duplicates, and bounding boxes beyond the image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSING = "no such file"  # how errors about missing files end
 
 @dataclass(frozen=True)
 class ImageFileProblems:
-    """What is wrong with image files. `print` shows the first twenty of each kind.
+    """Problems of image files. `print` shows the first twenty of each kind.
 
     Attributes:
         unreadable: The message of each image that cannot be read.

@@ -171,7 +171,7 @@ def _confused_with(confusions: Confusions, classes: Sequence[Name]) -> dict[int,
             raise InputError(f"{source}: {label!r} is confused with itself; name another class")
         confused.setdefault(positions[label], []).append(positions[other])
     if not confused:
-        raise InputError("there are no confusions; name at least one class and what it is confused with")
+        raise InputError("confusions are empty; name at least one class and the one it is confused with")
     return confused
 
 

@@ -36,7 +36,7 @@ class ShardPart:
 
 @dataclass(frozen=True)
 class ShardManifest:
-    """What a shard of embeddings holds.
+    """The content of a shard of embeddings.
 
     The rows of the source are divided into consecutive shards whose sizes differ by at most one, and those of a shard
     into consecutive parts.
@@ -49,7 +49,7 @@ class ShardManifest:
         rows_sha256: identifies these rows.
         model: fingerprint of the model and the steps after it.
         precision: that the embeddings were computed with.
-        on_error: what was done with unreadable images.
+        on_error: `raise` or `skip`, the treatment of unreadable images.
         part_size: number of rows of a part; the last part may have fewer.
         parts: the parts that are complete.
     """
@@ -113,7 +113,7 @@ class ShardManifest:
         return replace(self, parts=(*self.parts[:number], part, *self.parts[number + 1 :]))
 
     def difference(self, other: ShardManifest) -> str | None:
-        """What speaks against shards of one source: "SOMETHING of this, not SOMETHING of the other"; None if nothing."""
+        """The first setting in which two shards differ, such as "precision 32, not bf16"; None without one."""
         for what in ("model", "precision", "on_error", "num_shards", "part_size"):
             mine, others = getattr(self, what), getattr(other, what)
             if mine != others:

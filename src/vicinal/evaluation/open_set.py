@@ -143,7 +143,7 @@ def _margins(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
 
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:
-    """What a query must not find: itself, and images of its class and group."""
+    """The exclusions of each query: itself, and images of its class and group."""
     groups, own_row = class_group_codes(table), own_gallery_rows(table, query_rows, gallery_rows)
     return Exclusions(len(query_rows), len(gallery_rows), own_row, groups[query_rows], groups[gallery_rows])
 

@@ -1,4 +1,4 @@
-"""What is resampled for confidence intervals and p-values.
+"""The units that are resampled for confidence intervals and p-values.
 
 A metric is a mean over queries, and queries of one class are alike. Where the question is how a model performs on
 classes it has never seen, the classes of the test set are the sample, and resampling single queries gives intervals

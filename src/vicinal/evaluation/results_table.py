@@ -64,11 +64,11 @@ class ResultsTable:
 
     Attributes:
         frame: the data frame.
-        confidence_level: the confidence level of all intervals; None: there are no intervals.
-        resample_by: what the intervals resample, `classes` or `queries`; None: nothing was resampled.
+        confidence_level: the confidence level of all intervals; None: without intervals.
+        resample_by: the resampled units, `classes` or `queries`; None: without resampling.
         baseline: the model that differences refer to; None: each difference refers to the plain stage of its own model.
-        costs: what the models cost, one row per model, as :func:`~vicinal.evaluation.cost_frame` returns
-            it; None: that is not known.
+        costs: the costs of the models, one row per model, as :func:`~vicinal.evaluation.cost_frame` returns
+            it; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -232,7 +232,7 @@ def has_many_ties(num_ties: int, num_queries: int) -> bool:
 
 
 def _table_of_models(results: ResultsTable) -> str:
-    """What models cost, then the metrics of compared models, each with one row per model."""
+    """The costs of the models, then the metrics of compared models, each with one row per model."""
     columns = {model: results.overall(model) for model in results.models}
     cells = {
         metric: [
@@ -267,7 +267,7 @@ def _block(results: ResultsTable, frame: pd.DataFrame) -> str:
 
 
 def _head(results: ResultsTable, columns: dict[str, pd.DataFrame]) -> list[str]:
-    """What applies to all columns, and what is special about some."""
+    """Protocol, numbers of images and remarks, above the metrics."""
     rows, first = pd.concat(columns), _first_row(next(iter(columns.values())))
     intervals = f"{100 * (results.confidence_level or 0):g} % confidence intervals"
     with_method = rows.dropna(subset="method").drop_duplicates(["stage", "method"])

@@ -54,7 +54,7 @@ def threshold_at(scores: Floats, rate: float) -> float:
     """
     check_rate("rate", rate)
     if not len(scores):
-        raise InputError("there is no score that should be refused; a threshold needs at least one")
+        raise InputError("a threshold needs at least one score that should be refused")
     descending = np.sort(scores)[::-1]
     return just_above(descending[num_allowed(len(scores), rate)])
 

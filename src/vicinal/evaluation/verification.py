@@ -70,7 +70,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
     num_same, num_different = int(upper[1].sum()), int(upper[0].sum())
     if not (num_same and num_different):
         kind = "of different classes" if num_same else "of the same class"
-        raise InputError(f"there is no pair of images {kind}; verification needs both")
+        raise InputError(f"the table has no pair of images {kind}; verification needs both")
     ranks = [num_allowed(num_different, rate) for rate in false_accept_rates]
     codes = [_code_of_rank(upper[0], rank) for rank in ranks]
     lower = {code: np.zeros((2, NUM_CODES), np.int64) for code in codes}
@@ -148,7 +148,7 @@ NUM_FOLDS = 10
 
 @dataclass(frozen=True)
 class PairsEvaluation:
-    """How well pairs of the same class are told from pairs of different ones.
+    """The error rates of telling pairs of the same class from pairs of different ones.
 
     Attributes:
         accuracy: the mean over the folds.
@@ -254,12 +254,12 @@ def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
     return float((ends[best] + ends[best + 1]) / 2)
 
 
-def default_folds(is_same: Booleans, num_folds: int = NUM_FOLDS) -> Integers:
+def default_folds(is_same: Booleans) -> Integers:
     """The fold of each pair: pairs of one kind in their order are divided into parts of equal size."""
     folds = np.empty(len(is_same), np.int64)
     for kind in (True, False):
         rows = np.flatnonzero(is_same == kind)
-        folds[rows] = np.arange(len(rows)) * num_folds // max(len(rows), 1)
+        folds[rows] = np.arange(len(rows)) * NUM_FOLDS // max(len(rows), 1)
     return folds
 
 

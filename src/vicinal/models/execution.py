@@ -21,7 +21,7 @@ DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "
 
 
 def used_precision(precision: Precision, device: torch.device | str) -> UsedPrecision:
-    """What a precision stands for on a device: auto is bf16 on a GPU that computes in bfloat16, else 32."""
+    """The precision on a device: auto is bf16 on a GPU that computes in bfloat16, else 32."""
     if precision != "auto":
         return precision
     return "bf16" if torch.device(device).type == "cuda" and gpu_has_bfloat16() else "32"

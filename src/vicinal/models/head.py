@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vicinal.data.whitening_files import read_whitening
 from vicinal.models.execution import unit_vectors
-from vicinal.models.model_format import MAX_DIM
+from vicinal.models.model_folder import MAX_DIM
 from vicinal.similarity.embeddings import at_least_float32
 from vicinal.utils.arguments import check_positive_integer, given, is_number, shown
 from vicinal.utils.arrays import Floats

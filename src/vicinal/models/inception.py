@@ -44,7 +44,7 @@ GOOGLENET_LAYERS = (
 
 
 class InceptionNetwork(nn.Module):
-    """What timm expects of a model: features, pooling, classifier; subclasses define the features.
+    """The interface of models of timm: features, pooling, classifier; subclasses define the features.
 
     Args:
         num_classes: Outputs of the classifier; 0: none.

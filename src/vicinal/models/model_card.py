@@ -13,7 +13,7 @@ IMPORT = "import:"
 """Before the import path of a module of the user in the place of a backbone's name."""
 
 FOLDER = "path/to/this/folder"
-"""What the examples on a card load; where the model is, is not known when it is saved."""
+"""The path in the examples on a card; the place of the model is not known when it is saved."""
 
 EMBEDDER_TEXT = """
 # {name}
@@ -125,7 +125,7 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _data_text(recipe: Mapping[str, Any]) -> str:
-    """What the model was trained on, by its recipe, which anyone may have written."""
+    """The training data by the recipe, which anyone may have written."""
     data = recipe.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
     if not isinstance(source, str):

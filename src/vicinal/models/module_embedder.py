@@ -16,7 +16,7 @@ from vicinal.models.embedder import Embedder
 from vicinal.models.execution import eval_mode
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
-from vicinal.models.model_format import EMBEDDER, MAX_DIM
+from vicinal.models.model_folder import EMBEDDER, MAX_DIM
 from vicinal.models.saving import SavedModel
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line

@@ -106,8 +106,7 @@ def whole_image_transform(transform: ImageTransform, max_size: int) -> ImageTran
         >>> whole_image_transform(ImageTransform(size=224), 1024).longest
         1024
     """
-    default = ImageTransform()  # the crops of training are not those of whole images
-    return replace(transform, longest=int(max_size), scale=default.scale, ratio=default.ratio)
+    return replace(transform, longest=int(max_size), scale=None, ratio=None)
 
 
 def check_scales(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:

@@ -64,7 +64,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
         raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
     path = Path(path).expanduser()
     if not path.is_file():
-        raise InputError(f"pretrained: there is no weights file {path}")
+        raise InputError(f"pretrained: no such file {path}")
     if path.suffix not in WEIGHT_SUFFIXES:
         raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
     try:
@@ -78,7 +78,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
 
 
 def download_weights(url: str) -> dict[str, Any]:
-    """Download a published file of weights once, to the cache of torch.hub; only tensors and plain values are loaded."""
+    """Download a published file of weights to the cache of torch.hub; only tensors and plain values are loaded."""
     announce_url(url)
     try:
         with redirect_stdout(io.StringIO()):  # torch.hub announces downloads too

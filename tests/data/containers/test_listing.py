@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.data.containers.test_webdataset import write_shard
 from vicinal.data import Table, load_table
 from vicinal.data.containers import listing, webdataset
 from vicinal.data.loading import list_images
-from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 NUMBER, BLIND, UNLABELED = 14, 3, 9  # samples, of which one has no image, and one no label
@@ -89,24 +87,6 @@ def test_images_are_written_where_they_are_needed(
     assert not list(Path(own[0]).parent.glob(".*"))
 
 
-def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
-    listed = list_images(wds(tmp_path), root=tmp_path)
-    listed.write(listed.table.paths[:4])
-    lengths: list[int] = []
-
-    def read(locations: Integers) -> Iterator[bytes]:
-        lengths.append(len(locations))
-        return iter(len(locations) * [b"-"])
-
-    replace(listed, read=read).write(listed.table.paths[2:7])
-    assert lengths == [3]
-    written = Path(listed.table.paths[0])
-    written.write_bytes(written.read_bytes()[:50])  # the machine has lost its power
-    listed.write(listed.table.paths[:1])
-    assert [content == b"-" for content in contents(listed.table.take(range(7)))] == 4 * [False] + 3 * [True]
-    assert written.read_bytes() == encoded(0)
-
-
 def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     complete = [image for image in images(range(NUMBER)) if image]
     pq.write_table(pa.table({"image": complete}), tmp_path / "birds.parquet", row_group_size=4)
@@ -138,14 +118,6 @@ def test_no_image_of_a_tar_file_is_read_for_the_list(tmp_path: Path, monkeypatch
     list_images(wds(tmp_path), root=tmp_path)
     assert sizes
     assert not any(sizes)
-
-
-def test_a_shard_that_shrinks_is_an_error(tmp_path: Path) -> None:
-    listed = list_images(wds(tmp_path), root=tmp_path)
-    for shard in tmp_path.glob("*.tar"):
-        shard.write_bytes(shard.read_bytes()[:600])
-    with pytest.raises(InputError, match=r"birds-train-0\.tar: has changed while it was read"):
-        listed.write(listed.table.paths)
 
 
 @pytest.mark.parametrize("left", [images(range(5)), 9 * [None]])

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.report.page.cases import case_of
-from vicinal.evaluation import Evaluation, ResultsTable, count_query_classes
+from vicinal.evaluation import Evaluation, ResultsTable
 from vicinal.report.page.metrics import BAR_WIDTH, bar, meaning, metrics_section
 
 
@@ -32,12 +32,6 @@ def test_every_metric_has_a_meaning(name: str) -> None:
     assert "{" not in meaning(name)
 
 
-def test_meaning_names_the_k_and_the_level() -> None:
-    assert "first 7" in meaning("recall@7")
-    assert "coarse_2 class" in meaning("coarse_2/precision@7")
-    assert meaning("mine") == meaning("mine@3") == ""
-
-
 @pytest.mark.parametrize(("level", "relevant"), [("easy", "easy"), ("medium", "easy and hard"), ("hard", "hard")])
 def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, relevant: str) -> None:
     for name in ("mAP", "mP@10"):
@@ -46,11 +40,6 @@ def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, relevant:
         assert "class" not in said
     assert "first 10 images" in meaning(f"{level}/mP@10")
     assert meaning(f"{level}/mine") == ""
-
-
-@pytest.mark.parametrize("name", ["NMI", "AMI", "F1"])
-def test_clusters_are_of_all_images(name: str) -> None:
-    assert meaning(name).startswith("of all images, not of queries: ")
 
 
 def results_of(evaluation: Evaluation, intervals: bool = True) -> ResultsTable:
@@ -64,11 +53,6 @@ def test_intervals_of_few_classes_are_said_to_be_too_narrow(intervals: bool, cla
     found = case_of(np.eye(2)[[0, 0]], list("aa")).evaluation
     content = metrics_section(results_of(found, intervals), classes).content
     assert content.count("The queries are of 19 classes; with fewer than 20 the intervals are too narrow.") == said
-
-
-def test_classes_with_nothing_to_find_do_not_count() -> None:
-    case = case_of(np.eye(5), list("aabbc"))
-    assert count_query_classes(case.evaluation, case.table) == 2
 
 
 def test_bar_is_as_long_as_the_value() -> None:

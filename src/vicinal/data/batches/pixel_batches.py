@@ -129,7 +129,7 @@ CPU_BATCH = 8
 """Images that a CPU embeds at a time: the activations of more do not stay in its caches."""
 
 Mapped: TypeAlias = tuple[Floats, dict[int, str]]
-"""What a function gave for the readable images of a batch, and the errors of the others by their rows."""
+"""The result of a function for the readable images of a batch, and the errors of the others by their rows."""
 
 
 def map_pixels(

@@ -130,7 +130,7 @@ def choose_columns(schema: pa.Schema, columns: NamedColumns, source: str) -> Ima
 
 
 def _choose(what: str, named: str | None, default: str, columns: list[str], source: str) -> str | None:
-    """The column that is named, else the default one, else the only one; None if there is none."""
+    """The column that is named, else the default one, else the only one, else None."""
     given = ", ".join(columns) or "none"
     if named is not None:
         if named not in columns:

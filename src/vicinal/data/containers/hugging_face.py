@@ -33,7 +33,7 @@ COLUMNS = ("query-id", "corpus-id", "score")
 
 
 def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
-    """The configurations that hold the corpus, the queries and their relevance; None if there are no such ones.
+    """The configurations that hold the corpus, the queries and their relevance; None if one is missing.
 
     Example:
         >>> relevance_configurations(["corpus", "qrels", "queries"])
@@ -149,7 +149,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 @dataclass(frozen=True)
 class DatasetName:
-    """What is read: a folder, or a name on the Hub with a revision; and the configuration."""
+    """A folder, or a name on the Hub with a revision; and the configuration."""
 
     path: str
     configuration: str | None = None
@@ -282,7 +282,7 @@ def _test_split(loaded: Any, source: str) -> Any:
 
 
 def _splits(loaded: Mapping[str, Any], name: DatasetName) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The known splits, and the column that tells them; a single split `train` is none."""
+    """The known splits, and the column that tells them; a single split `train` gives no column."""
     unknown = [split for split in loaded if split.lower() not in SPLIT_NAMES]
     if len(loaded) > 1 and unknown:
         log(f"{name}: left out the splits {', '.join(unknown)}; the known ones are {', '.join(SPLIT_NAMES)}")

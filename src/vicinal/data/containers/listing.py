@@ -40,8 +40,8 @@ class NamedColumns:
     """The columns of a container that the user names.
 
     Args:
-        image: The column of images; None: it can be told.
-        label: The column of labels; None: it can be told, or there is none.
+        image: The column of images; None: it is found by its type.
+        label: The column of labels; None: it is found by its name, or there are no labels.
         needs_labels: Whether a container without labels is an error.
     """
 
@@ -76,7 +76,7 @@ class Sample:
     """One image of a container.
 
     Args:
-        image: Where its bytes are, or a file that stays where it is; None: there is none, and the sample is left out.
+        image: Where its bytes are, or a file that stays where it is; None: the sample has no image and is left out.
         name: Its name in the container, or an empty text.
         values: Its columns. An image without a `label`, where others have one, is left out.
     """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +18,53 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.color_profile import profile_transform, to_srgb
 from vicinal.data.images.formats import HEIF_NEEDS, CountedFile, register_heif
-from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
+
+COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
+"""Mode of the image in Pillow and number of channels -> what is asked of the decoder.
+
+Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, of which Pillow takes another average.
+"""
+
+
+def decode_pixels(
+    path: str | Path, size: tuple[int, int], mode: str, channels: int, reduction: int
+) -> npt.NDArray[np.uint8] | None:
+    """Decode a JPEG, as it is stored, without turning it upright.
+
+    Args:
+        path: the file.
+        size: its width and height, as its header has them.
+        mode: the mode that Pillow has for it.
+        channels: 3 for RGB, 1 for grayscale.
+        reduction: divisor of the sides, which are rounded up: 1, 2, 4 or 8.
+
+    Returns:
+        uint8 `[height, width, channels]`, the pixels that Pillow gives; None without simplejpeg, for a kind of image
+        that is left to Pillow, and for a damaged file, about which Pillow has the better message.
+    """
+    simplejpeg, colorspace = _simplejpeg(), COLORSPACES.get((mode, channels))
+    if simplejpeg is None or colorspace is None:
+        return None
+    width, height = (-(-side // reduction) for side in size)
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            Path(path).read_bytes(), colorspace, min_height=height, min_width=width
+        )
+    except ValueError:  # of strict decoding, which also refuses what Pillow would only warn of
+        return None
+    return pixels if pixels.shape == (height, width, channels) else None
+
+
+@cache
+def _simplejpeg() -> ModuleType | None:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
 
 Values: TypeAlias = npt.NDArray[Any]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -39,7 +84,7 @@ SIDEWAYS = range(5, 9)  # those that swap width and height
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
+def read_image(path: str | Path, channels: int = 3) -> Image.Image:
     """Read an image file, rotate it upright according to its EXIF data, and convert it to sRGB by its ICC profile.
 
     The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says,
@@ -50,15 +95,13 @@ def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> I
     Args:
         path: The file.
         channels: 3 for RGB, 1 for grayscale.
-        box: The left, top, right and bottom edge of a bounding box to which the image is cropped, in pixels of the
-            upright image; None keeps all of it.
 
     Returns:
         A decoded image of mode RGB or L.
 
     Raises:
         InputError: The file does not exist, is not an image of these formats, is damaged, or has more than 128 million
-            pixels, which the header tells before memory is allocated; or the box lies outside of the image.
+            pixels, which the header tells before memory is allocated.
 
     Example:
         >>> import tempfile
@@ -69,7 +112,7 @@ def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> I
         ('RGB', (4, 2))
     """
     with open_image(path, channels) as image:
-        return crop_to_box(decoded(image), box, path)
+        return decoded(image)
 
 
 @contextmanager
@@ -303,3 +346,18 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def _on_white(image: Image.Image) -> Image.Image:
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
+    """The image of a file in at most `size` x `size` pixels.
+
+    Args:
+        path: the file.
+        box: left, top, right and bottom of the part that is shown, in pixels of the upright image; None: all of it.
+        size: length of the longer side; smaller images stay as they are.
+    """
+    with open_image(path) as image:
+        reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly
+        picture = crop_to_box(decoded(image, reduction), box, path)
+    picture.thumbnail((size, size))
+    return picture

@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 class RankCounts(NamedTuple):
-    """What is counted for the positives of some queries.
+    """The counts for the positives of some queries.
 
     Attributes:
         positives: the positives of the queries.
@@ -224,7 +224,7 @@ def _score(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs, scores
 
 
 def _gather_on_device(tile: Tensor, left: int, pairs: LabelPairs, scores: Tensor) -> None:
-    """What the kernel `gather_scores` does on a CPU; the host does not wait."""
+    """Gather the scores as the kernel `gather_scores` does on a CPU, without waiting for the device."""
     first = np.maximum(pairs.offsets, left)
     counts = np.minimum(pairs.offsets + np.diff(pairs.starts), left + tile.shape[1]) - first
     some = np.flatnonzero(counts > 0)
@@ -256,7 +256,7 @@ TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have abo
 
 
 class TotalCounts(NamedTuple):
-    """What all processes have counted together; see :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
+    """The counts of all processes together; see :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
 
     num_before: ShortIntegers
     is_tied: Booleans

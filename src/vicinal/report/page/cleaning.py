@@ -110,7 +110,7 @@ def write_cleaning_page(
 def _review_data(
     frames: ReviewFrames, findings: Findings, folder: str | None, decisions: str | Path | None
 ) -> dict[str, object]:
-    """What the script of the review reads; images are named by their paths below the folder of all of them."""
+    """The data of the review's script; images are named by their paths below the folder of all of them."""
     table = findings.table
     names = _relative_keys(table, folder)
     images = {number: {"row": row, "path": names[row]} for number, row in frames.rows.items()}
@@ -189,7 +189,7 @@ KEYS = (
 
 
 def overview_section(findings: Findings, sections: Sequence[Section]) -> Section:
-    """What was found, with links, and how to decide."""
+    """The numbers of findings with links, and instructions."""
     counts, links = findings.counts, {part.name: part.title for part in sections}
     shown = [(name, number) for name, number in counts.items() if anchor(name) in links]
     rows = [(_link(name), f"{number:,}") for name, number in shown if number]

@@ -73,7 +73,7 @@ MAX_BINS = 40  # of class sizes
 
 
 def summary(evaluation: Evaluation) -> str:
-    """What was evaluated, in a line."""
+    """A line about the evaluated images."""
     return f"{evaluation.protocol}: {evaluation.num_queries:,} queries, {evaluation.num_gallery:,} gallery images"
 
 

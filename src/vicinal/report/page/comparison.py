@@ -123,7 +123,7 @@ def _header(sets: Mapping[str, EvaluatedEmbeddings], runs: Mapping[str, Run]) ->
 
 
 def costs_section(results: ResultsTable) -> Section | None:
-    """What the models cost; None if that is not known."""
+    """The costs of the models; None if they are unknown."""
     if results.costs is None:
         return None
     lead = (
@@ -278,7 +278,7 @@ def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
 
 
 def _images(images: Table, rows: Integers, by_name: bool) -> list[tuple[str, str]]:
-    """What makes images the same: names and labels, in an order of their own."""
+    """Names and labels of images, sorted: equal for the same images."""
     labels = images.frame["label"].astype(str).tolist()
     names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
     return sorted((names[row], labels[row]) for row in rows.tolist())
@@ -376,7 +376,7 @@ def _change_entry(change: Any, before: _Side, after: _Side) -> Markup:
 def _changes_text(changes: pd.DataFrame, metric: str) -> str:
     total = len(changes)
     if not total:
-        return "The sets share no queries."
+        return "The sets have no queries in common."
     better, worse = int((changes["difference"] > 0).sum()), int((changes["difference"] < 0).sum())
     same = total - better - worse
     return f"By {metric}, {better:,} of {total:,} queries got better, {worse:,} worse; {same:,} are the same."

@@ -52,7 +52,7 @@ def model_text(backbone: str | None, dim: int) -> str:
 
 
 def left_out_text(num_files: int) -> str | None:
-    """How many files were left out, because they cannot be read or are no images; None if there are none."""
+    """How many files were left out, because they are unreadable or not images; None if no file was."""
     return f"{counted(num_files, 'file')} left out" if num_files else None
 
 
@@ -250,7 +250,7 @@ def document(
         title: of the window, and the first heading.
         summary: a line below it, which ends with the date.
         groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
-        data: what the scripts read, as JSON.
+        data: of the scripts, as JSON.
         style: the name of a style sheet of this page alone.
         script: the name of a script of this page alone.
     """

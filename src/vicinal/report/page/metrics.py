@@ -24,7 +24,7 @@ MEANINGS = {
     "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
     "MRR": "mean of 1 / rank of the first image of the query's class",
     "mP@": "of the first {} images (or of those up to the last relevant one), those that are relevant",
-    "NMI": "of all images, not of queries: information that k-means clusters and classes share",
+    "NMI": "of all images, not of queries: mutual information of k-means clusters and classes",
     "AMI": "of all images, not of queries: as NMI, above what clusters drawn by chance give",
     "F1": "of all images, not of queries: pairs that are together in k-means clusters and classes, F-score",
 }
@@ -70,7 +70,7 @@ def headlines(names: Iterable[str]) -> list[str]:
 
 
 def level_text(results: ResultsTable) -> str:
-    """What the intervals are, such as `95 % intervals`."""
+    """A name of the intervals, such as `95 % intervals`."""
     return f"{100 * (results.confidence_level or 0):g}\N{NO-BREAK SPACE}% intervals"
 
 
@@ -83,7 +83,7 @@ def few_classes(classes: int) -> str | None:
 
 
 def meaning(name: str) -> str:
-    """What a metric measures, in plain words; an empty text for an unknown one."""
+    """The meaning of a metric in plain words; an empty text for an unknown one."""
     level, _, metric = name.rpartition("/")
     kind, at, cut = metric.partition("@")
     if level in DIFFICULTIES:

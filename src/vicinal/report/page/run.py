@@ -21,7 +21,7 @@ from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The contents of a run's folder, as far as they are there.
+    """The existing contents of a run's folder.
 
     Attributes:
         recipe: the text of the recipe, in which the home folder is written `~`.
@@ -105,7 +105,7 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
 
 
 def _zero_shot_text(run: Run) -> str:
-    """What the first two evaluations are, where training began with pretrained weights."""
+    """The meaning of the first two evaluations, where training began with pretrained weights."""
     metrics = _validation_metrics(run)
     if not metrics or len(run.metrics) < 2 or run.metrics["step"].iloc[:2].any():
         return ""
@@ -164,10 +164,7 @@ def _kept(run: Run) -> pd.Series | None:
     try:
         recipe = load_yaml(run.recipe or "") or {}
         metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
-        if guardrails and LOWEST_GAIN in run.metrics:
-            passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS
-        else:  # older runs
-            passed = (run.metrics[guardrails] >= run.metrics.iloc[0][guardrails]).all(axis=1)
+        passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS if guardrails else run.metrics["step"] >= 0
         passed.iloc[0] = True
         return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
     except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
