@@ -11,7 +11,8 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup as Markup
+from markupsafe import escape
 
 from vicinal.data.table import Table
 from vicinal.utils.console import counted
@@ -87,24 +88,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, short, strict=True))
 
 
-__all__ = [
-    "Markup",
-    "Section",
-    "breakable",
-    "element",
-    "facts",
-    "figure",
-    "fold",
-    "joined",
-    "note",
-    "percent",
-    "render",
-    "section",
-    "table",
-    "tall",
-]
-
-VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # HTML elements without an end tag; SVG has none
+VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # elements without an end tag
 TEMPLATES = Environment(
     loader=PackageLoader("vicinal.report.page"),
     autoescape=True,

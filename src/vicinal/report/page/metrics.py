@@ -34,7 +34,6 @@ DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no cla
     "hard": "hard images are relevant",
 }
 RELEVANT = {"mAP": "average precision of the whole ranking: precision at each relevant image, averaged"}
-BAR_WIDTH, BAR_HEIGHT = 160, 16
 
 
 def metrics_section(results: ResultsTable, num_classes: int) -> Section:
@@ -118,22 +117,15 @@ def value_with_interval(row: Any) -> Markup:
 
 def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
     """A value between 0 and 1 as a bar, its interval as a line over the bar's end; for the eye alone."""
-    middle = BAR_HEIGHT / 2
-    parts = [
-        element("rect", x=0, y=3, width=BAR_WIDTH, height=BAR_HEIGHT - 6, class_="whole"),
-        element("rect", x=0, y=3, width=f"{_inside(value):.1f}", height=BAR_HEIGHT - 6, class_="part"),
-    ]
+    part, (low, high) = _inside(value), map(_inside, ends or (0.0, 0.0))
+    parts = [element("span", class_="part", style=f"width:{part:.1f}%")]
     if ends is not None:
-        low, high = (f"{_inside(end):.1f}" for end in ends)
-        parts.append(element("path", d=f"M{low},2V{BAR_HEIGHT - 2}M{low},{middle}H{high}M{high},2V{BAR_HEIGHT - 2}"))
-    box = f"0 0 {BAR_WIDTH} {BAR_HEIGHT}"
-    return element(
-        "svg", *parts, viewBox=box, width=BAR_WIDTH, height=BAR_HEIGHT, class_="bar-chart", aria_hidden="true"
-    )
+        parts.append(element("span", class_="interval", style=f"left:{low:.1f}%;width:{high - low:.1f}%"))
+    return element("span", *parts, class_="bar-chart", aria_hidden="true")
 
 
 def _inside(fraction: float) -> float:
-    return BAR_WIDTH * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
+    return 100 * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
 
 
 def _card(name: str, row: Any) -> Markup:
