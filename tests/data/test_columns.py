@@ -107,6 +107,6 @@ def test_boxes_are_numbers_or_empty() -> None:
         ("x_1", "4", r"row 0: the bounding box from \(4, 1\.5\) to \(3, 4\)"),
     ],
 )
-def test_impossible_boxes(column: str, value: str, message: str) -> None:
+def test_invalid_boxes(column: str, value: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         validate_frame(pd.DataFrame(BOXES | {column: [value, ""]}), None)

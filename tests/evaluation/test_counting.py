@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -115,3 +118,8 @@ def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
 
     monkeypatch.setattr(numba, "njit", no_cache)
     assert compiled(lambda number: number + 1)(2) == 3
+
+
+def test_numba_is_imported_when_counting_begins() -> None:
+    code = "import sys, vicinal.data.table; from vicinal import evaluate; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -92,7 +92,7 @@ def test_accuracy_over_folds_equals_a_search_over_all_thresholds(seed: int) -> N
 @pytest.mark.parametrize(
     ("scores", "is_same", "folds", "message"),
     [
-        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 are no pairs of both kinds"),
+        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 one kind of pairs is missing"),
         ([0.1, 0.2], [True], None, "there must be one each"),
         ([0.1, np.nan], [True, False], None, "a score is NaN or infinity"),
     ],

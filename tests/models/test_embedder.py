@@ -223,7 +223,7 @@ def test_default_transform_is_that_of_the_pretrained_weights():
         ({"backbone": "crossvit_9_240", "pooling": "gem"}, "crossvit_9_240 cannot be built without its pooling"),
     ],
 )
-def test_impossible_values(arguments, message):
+def test_invalid_values(arguments, message):
     with pytest.raises(InputError, match=message):
         build(**arguments)
 

@@ -193,7 +193,7 @@ def test_unknown_backbones(name, message):
         ({"num_classes": 5}, "'num_classes' cannot be set"),
     ],
 )
-def test_impossible_arguments(arguments, message):
+def test_invalid_arguments(arguments, message):
     with pytest.raises(InputError, match=message) as error:
         create_backbone("test_resnet", False, backbone_args=arguments)
     assert_one_line(error)

@@ -75,6 +75,6 @@ def test_biases_and_norms_are_trained() -> None:
     ("blocks", "message"),
     [(0, "blocks is 0; it must be an integer from 1 to 6, the blocks of test_vit"), (7, "blocks is 7; .* 1 to 6")],
 )
-def test_impossible_numbers_of_blocks_are_refused(blocks: int, message: str) -> None:
+def test_invalid_numbers_of_blocks_are_refused(blocks: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         train_last_blocks(embedder(), blocks)

@@ -113,7 +113,7 @@ def test_batch_normalization_of_a_frozen_backbone_stays() -> None:
         ({"dropout": 1}, "dropout is 1; it must be a number from 0 to below 1"),
     ],
 )
-def test_impossible_adapters_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_adapters_are_refused(arguments: dict[str, object], message: str) -> None:
     model = embedder()
     with pytest.raises(InputError, match=message):
         add_lora(model, **arguments)  # type: ignore[arg-type]

@@ -102,6 +102,6 @@ def test_by_name():
         ({"name": "gem", "p": float("nan")}, "p is nan"),
     ],
 )
-def test_impossible_poolings(arguments, message):
+def test_invalid_poolings(arguments, message):
     with pytest.raises(InputError, match=message):
         build_pooling(**arguments)

@@ -227,7 +227,7 @@ def evaluate_pairs(
     for fold in np.unique(folds):
         is_here = folds == fold
         if len(np.unique(is_same[~is_here])) < 2:
-            raise InputError(f"outside of fold {fold} are no pairs of both kinds; use two folds or more with both")
+            raise InputError(f"outside of fold {fold} one kind of pairs is missing; use two folds or more with both")
         threshold = most_accurate_threshold(scores[~is_here], is_same[~is_here])
         accuracy = float(((scores[is_here] >= threshold) == is_same[is_here]).mean())
         results.append((fold, accuracy, threshold, int(is_here.sum())))

@@ -420,8 +420,9 @@ class Embedder(SavedModel):
     @classmethod
     def _from_config(cls, config: Mapping[str, Any], allow_imports: Sequence[str] = ()) -> Embedder:
         transform = ImageTransform.from_dict(config["transform"])
-        for key in transform.to_dict().keys() - config["transform"].keys():
-            raise InputError(f"transform: {key} is missing")
+        for key in transform.to_dict():
+            if key not in config["transform"]:
+                raise InputError(f"transform: {key} is missing")
         if config["backbone"].startswith(IMPORT):
             from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
 

@@ -128,7 +128,7 @@ def test_the_config_survives_json() -> None:
         ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, longest, scale"),
     ],
 )
-def test_impossible_configs_name_the_key(config: dict[str, object], message: str) -> None:
+def test_invalid_configs_name_the_key(config: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=f"^transform[.:] ?{message}") as caught:
         ImageTransform.from_dict(config)
     assert "\n" not in str(caught.value)

@@ -153,7 +153,8 @@ class ImageTransform:
         for key in config:
             if key not in known:
                 raise InputError(f"transform: unknown key {key!r}; the keys are {', '.join(known)}")
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in config.items()})
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in config.items()}
+        return cls(**values)
 
 
 # Numbers of Python only, since the configuration is saved as JSON.
