@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.data.containers.test_webdataset import write_shard
 from vicinal.data import Table, load_table
 from vicinal.data.containers import listing, webdataset
 from vicinal.data.loading import list_images
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 NUMBER, BLIND, UNLABELED = 14, 3, 9  # samples, of which one has no image, and one no label
@@ -85,6 +87,39 @@ def test_images_are_written_where_they_are_needed(
     again.write(again.table.paths)
     assert contents(again.table) == contents(whole)
     assert not list(Path(own[0]).parent.glob(".*"))
+
+
+def test_images_that_are_there_are_not_read_again(tmp_path: Path) -> None:
+    listed = list_images(wds(tmp_path), root=tmp_path)
+    listed.write(listed.table.paths[:4])
+    lengths: list[int] = []
+
+    def read(locations: Integers) -> Iterator[bytes]:
+        lengths.append(len(locations))
+        return iter(len(locations) * [b"-"])
+
+    replace(listed, read=read).write(listed.table.paths[2:7])
+    assert lengths == [3]
+    written = Path(listed.table.paths[0])
+    written.write_bytes(written.read_bytes()[:50])  # the machine has lost its power
+    listed.write(listed.table.paths[:1])
+    assert [content == b"-" for content in contents(listed.table.take(range(7)))] == 4 * [False] + 3 * [True]
+    assert written.read_bytes() == encoded(0)
+
+
+@pytest.mark.parametrize("name", [listing.TABLE, listing.LOCATIONS])
+@pytest.mark.parametrize("content", [b"", b"PAR1\x93NUMPY" * 100])
+def test_a_damaged_list_is_made_again(name: str, content: bytes, tmp_path: Path) -> None:
+    listed = list_images(wds(tmp_path), root=tmp_path)
+    assert listed.folder is not None
+    (listed.folder / name).write_bytes(content)
+    again = list_images(f"wds:{tmp_path}/birds-*.tar", root=tmp_path)
+    again.write()
+    assert (
+        contents(again.table)
+        == contents(listed.table)
+        == [encoded(row) for row in range(NUMBER) if row not in (BLIND, UNLABELED)]
+    )
 
 
 def test_only_own_row_groups_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
