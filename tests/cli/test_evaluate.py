@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import metrics_in, output
 from vicinal import retrieval
+from vicinal.cli.inputs import RERANKING_OPTIONS, RERANKINGS
 from vicinal.cli.main import main
-from vicinal.cli.reranking_flags import RERANKING_OPTIONS, RERANKINGS
 from vicinal.data import Table, save_embeddings
 
 

@@ -15,8 +15,8 @@ from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training import Recipe
 from vicinal.workflows import Source, SweepCell, SweepResult
+from vicinal.workflows.settings import SweepSettings, TuneSettings
 from vicinal.workflows.tuning import runs, sweep, tune
-from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
 RECIPE = "data: {source: photos, cache: true}\nbatch_size: 8\nsamples_per_class: 2\nlog_every: 1\n"
 

@@ -24,8 +24,13 @@ from vicinal.losses import (
 )
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe, Trainer, resume, train
-from vicinal.training.sample_selection import CoTeachingModule, CoTeachingPlusModule, PrismSelector
-from vicinal.training.selection_report import SelectionReport, known_noisy
+from vicinal.training.sample_selection import (
+    CoTeachingModule,
+    CoTeachingPlusModule,
+    PrismSelector,
+    SelectionReport,
+    known_noisy,
+)
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder

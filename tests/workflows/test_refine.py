@@ -28,9 +28,8 @@ from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import refine
-from vicinal.workflows.embed_processes import embed_in_processes
 from vicinal.workflows.embedding_reader import EmbeddingReader
-from vicinal.workflows.refine import LabeledEmbeddings, _split, resume_refiner, train_refiner
+from vicinal.workflows.refine import LabeledEmbeddings, _split, embed_in_processes, resume_refiner, train_refiner
 
 
 def divided(embedded: LabeledEmbeddings, *more: str) -> LabeledEmbeddings:

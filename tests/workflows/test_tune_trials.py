@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError
+from vicinal.workflows.settings import Sampler, TuneSettings
 from vicinal.workflows.tuning import trials as trials_module
-from vicinal.workflows.tuning.settings import Sampler, TuneSettings
 from vicinal.workflows.tuning.study_folder import StudyFolder
 from vicinal.workflows.tuning.study_recipe import read_space
 from vicinal.workflows.tuning.trials import (

@@ -1,4 +1,4 @@
-"""`vicinal evaluate` and `vicinal report`: metrics of embeddings, as a table or as a page."""
+"""`vicinal evaluate` and `vicinal report`: metrics of embeddings or of pairs, as a table or as a page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from vicinal.cli.inputs import (
     add_groups,
     add_json,
     add_refiner,
+    add_reranking,
     check_embedding,
     check_files,
     check_model,
@@ -23,9 +24,9 @@ from vicinal.cli.inputs import (
     check_source,
     load_refiner,
     read_embedding,
+    read_reranking,
     require_labels,
 )
-from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 
@@ -96,8 +97,6 @@ def add_report(parser: Parser) -> None:
 def evaluate(arguments: Arguments) -> None:
     """Evaluate how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
     if arguments.pairs is not None:
-        from vicinal.cli.pairs import evaluate_pair_list
-
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
@@ -106,7 +105,7 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
         return _evaluate(arguments, divided=False)
     _check_division(arguments)
-    from vicinal.training.torchrun import needs_processes, run_in_processes
+    from vicinal.training.processes import needs_processes, run_in_processes
 
     if needs_processes(arguments.devices):
         return run_in_processes(arguments.words, arguments.devices)
@@ -311,3 +310,30 @@ def _log_warnings(name: str, table: Table) -> None:
     num_noisy, num_labels = count_noisy_labels(table)
     if num_noisy:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
+
+
+OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
+          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices",
+          "checkpoint")  # fmt: skip
+
+
+def evaluate_pair_list(arguments: Arguments) -> None:
+    """Evaluate the pairs of a list by the embeddings of one source, or of the listed images by a model."""
+    for name in OTHERS:
+        if getattr(arguments, name, None) not in (None, False):
+            raise InputError(f"--{name} is about rankings, not about --pairs; leave one of them out")
+    if len(arguments.sources) > 1:
+        raise InputError(f"--pairs is for one source; {len(arguments.sources)} are named")
+    source = arguments.sources[0] if arguments.sources else None
+    if source is None and getattr(arguments, "model", None) is None:
+        raise InputError("--pairs needs a source that holds the images, or --model to embed those of the list")
+    check_files(arguments.pairs)
+    check_embedding(arguments)
+    check_source(source)
+    from vicinal.workflows.pairs import PairList
+
+    pairs = PairList.read(arguments.pairs, getattr(arguments, "root", None))
+    reader = read_embedding(arguments, folder_on_error="raise")
+    embedded = reader.embed_table(pairs.images()) if source is None else reader.embed(source, arguments.split)
+    result = pairs.evaluate(embedded)
+    print_result(result.to_dict() if arguments.json else str(result))

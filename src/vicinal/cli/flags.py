@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 import yaml
 
+from vicinal.utils.arguments import argument_texts
 from vicinal.utils.console import is_main_process, printable
-from vicinal.utils.docstrings import argument_texts
 
 Settings = TypeVar("Settings")
 Arguments = argparse.Namespace

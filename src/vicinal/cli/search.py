@@ -1,19 +1,37 @@
-"""`vicinal search`: the nearest images of an index to queries."""
+"""`vicinal search` and `vicinal serve`: the nearest images of an index, once or as an HTTP service."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.index_flags import check_models, made_with, reader_for
-from vicinal.cli.inputs import INDEX, add_embedding, add_json, add_refiner, check_embedding, check_index, check_source
-from vicinal.cli.reranking_flags import add_reranking, read_reranking
+from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
+from vicinal.cli.inputs import (
+    INDEX,
+    add_embedding,
+    add_json,
+    add_refiner,
+    add_reranking,
+    check_embedding,
+    check_files,
+    check_index,
+    check_models,
+    check_source,
+    is_url,
+    load_refiner,
+    made_with,
+    read_embedding,
+    read_reranking,
+    reader_for,
+    use_flags_of_index,
+)
 from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import SearchResult
+    from vicinal.retrieval import ImageIndex, SearchResult
 
 DEFAULT_K = 10
 
@@ -103,3 +121,115 @@ def _draw(found: Sequence[SearchResult], path: str) -> None:
     queries = [item(each.query) for each in found]
     for sheet in neighbor_grid(queries, [[item(match) for match in each.matches] for each in found], path):
         log(f"drew {sheet}")
+
+
+MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+NOT_ABOUT_MODELS = (
+    "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
+)  # fmt: skip
+MAX_PORT = 65_535
+
+
+def add_serve(parser: Parser) -> None:
+    """Add the flags of `vicinal serve`."""
+    from vicinal.serving.limits import Limits
+    from vicinal.workflows.settings import EmbeddingOptions
+
+    parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
+                        "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
+    parser.add_argument(
+        "--onnx", metavar="FILE", help="embed images by a model that `vicinal export` wrote, in place of --model"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at; 127.0.0.1 (the default) is for "
+                        "this machine only, and any other needs a token")  # fmt: skip
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
+                        "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
+    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and follow the changes "
+                        "of other processes")  # fmt: skip
+    parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
+                        "too, such as https://shop.example")  # fmt: skip
+    parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
+                        "hosts if a request asks for it; without it, from none")  # fmt: skip
+    parser.add_argument("--no_access_log", action="store_true", help="write no line per request to stderr")
+    add_refiner(parser, "that of the index, if it was built with one")
+    add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=NOT_ABOUT_MODELS)
+    add_settings(parser.add_argument_group("limits"), Limits)
+
+
+def serve(arguments: Arguments) -> None:
+    """Serve an index: search, add and delete by HTTP, and a page to drop a picture on."""
+    from vicinal.serving.limits import Limits
+    from vicinal.utils.errors import import_extra
+
+    _check_flags(arguments)
+    limits = read_settings(Limits, arguments)
+    for module in MODULES + ("httpx",) * bool(arguments.allow_url):
+        import_extra(module, "serve", "vicinal serve")
+    from vicinal.serving.security import access_for, read_token
+
+    access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
+    from vicinal.retrieval import Index
+    from vicinal.serving.app import run
+    from vicinal.serving.service import Service
+    from vicinal.serving.workers import start_early
+
+    index = Index.load(arguments.index)
+    if "model" in {*vars(arguments), *index.made_with}:
+        start_early()
+    embedder = _embedder(arguments, index)
+    loaded = index if isinstance(index, Index) else None
+    if loaded is None:  # the service connects by itself
+        index.close()
+    service = Service(
+        arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url,
+        loaded,
+    )  # fmt: skip
+    run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
+
+
+def _check_flags(arguments: Arguments) -> None:
+    """Raise InputError for flags that exclude each other, or name what is not there; --onnx becomes --model."""
+    if is_url(arguments.index) and arguments.refiner is not None:
+        raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
+    check_index(arguments.index)
+    check_files(arguments.token_file, arguments.onnx)
+    if arguments.onnx is not None:
+        if getattr(arguments, "model", None) is not None:
+            raise InputError("--onnx is a model in place of --model; give one of them")
+        arguments.model = arguments.onnx
+    check_embedding(arguments)
+
+
+def _port(text: str) -> int:
+    import argparse
+
+    if not (text.isdecimal() and int(text) <= MAX_PORT):
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
+    """What embeds images as those of the index; None if no model is known."""
+    if "model" in index.made_with:
+        use_flags_of_index(arguments, index.made_with, [])
+    if getattr(arguments, "model", None) is None:
+        log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
+            "for; --model gives one")  # fmt: skip
+        return None
+    from vicinal.serving.embedders import TorchEmbedder
+    from vicinal.workflows.models import usable_device
+
+    reader = read_embedding(arguments)
+    index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
+    return TorchEmbedder(
+        reader.with_engine(reader.loaded_model),
+        os.path.basename(os.path.normpath(arguments.model)),
+        reader.fingerprint,
+        reader.scales,
+        reader.max_size,
+        reader.postprocessing.whitening,
+        reader.dim,
+        reader.precision,
+        usable_device(reader.device),
+    )

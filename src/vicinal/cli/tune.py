@@ -43,7 +43,7 @@ examples:
 
 def add_tune(parser: Parser) -> None:
     """Add the flags of `vicinal tune`; all other flags are settings."""
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
 
     _add_study(parser, TuneSettings, "search", TUNE_EXAMPLES)
     add_json(parser)
@@ -51,7 +51,7 @@ def add_tune(parser: Parser) -> None:
 
 def add_sweep(parser: Parser) -> None:
     """Add the flags of `vicinal sweep`; all other flags are settings."""
-    from vicinal.workflows.tuning.settings import SweepSettings
+    from vicinal.workflows.settings import SweepSettings
 
     _add_study(parser, SweepSettings, "grid", SWEEP_EXAMPLES)
     printed = parser.add_mutually_exclusive_group()
@@ -75,7 +75,7 @@ def tune(arguments: Arguments) -> None:
     """Search for the best settings of a recipe on training classes that are held out, with Optuna."""
     if arguments.help:
         return print_result(arguments.parser.format_help().rstrip())
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
 
     recipe, words, settings = _read(arguments, "search", TuneSettings)
     from vicinal.workflows.tuning.tune import tune
@@ -88,7 +88,7 @@ def sweep(arguments: Arguments) -> None:
     """Train a recipe with every combination of some settings, and tabulate the metrics on the test split."""
     if arguments.help:
         return print_result(arguments.parser.format_help().rstrip())
-    from vicinal.workflows.tuning.settings import SweepSettings
+    from vicinal.workflows.settings import SweepSettings
 
     recipe, words, settings = _read(arguments, "grid", SweepSettings)
     from vicinal.workflows.tuning.sweep import sweep

@@ -20,13 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
-from vicinal.training.engine import Engine
-from vicinal.training.interrupt import StopRequest, killing_children
-from vicinal.training.logs import ProgressDisplay, RunLog, Throughput
-from vicinal.training.progress import Progress
+from vicinal.training.engine import Engine, WeightAverage
+from vicinal.training.processes import StopRequest, killing_children
+from vicinal.training.progress import Progress, ProgressDisplay, RunLog, Throughput
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.step_message import FiniteCheck, StepMessage
-from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError

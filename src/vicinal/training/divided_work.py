@@ -24,7 +24,7 @@ from vicinal.data.batches.pixel_batches import (
 from vicinal.data.batches.train_batches import PART_SIZE
 from vicinal.models.embedder import check_embeddings
 from vicinal.models.execution import Precision, used_precision
-from vicinal.training.interrupt import start_worker
+from vicinal.training.processes import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vicinal.data.batches.image_dataset import ImageDataset
     from vicinal.data.containers.listing import ListedImages
     from vicinal.models import Embedder
-    from vicinal.workflows.batch_embedder import BatchEmbedder
+    from vicinal.workflows.model_options import BatchEmbedder
 
 OnError = Literal["raise", "skip"]
 
@@ -129,7 +129,7 @@ class EmbeddingReader(ModelOptions):
         Raises:
             InputError: the model cannot be read, or the options do not fit it.
         """
-        from vicinal.workflows.batch_embedder import BatchEmbedder
+        from vicinal.workflows.model_options import BatchEmbedder
 
         model = self._model_of(source)
         self.postprocessing.check_model(model)

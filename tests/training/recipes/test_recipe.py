@@ -20,8 +20,7 @@ from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.recipe import SMALL_BACKBONE
 from vicinal.training.recipes.recipe_classes import OfferedClasses, loss_names
 from vicinal.training.recipes.recipe_file import RecipeFile
-from vicinal.training.recipes.recipe_help import class_help
-from vicinal.training.recipes.recipe_values import arguments_schema
+from vicinal.training.recipes.recipe_values import arguments_schema, class_help
 from vicinal.utils.errors import InputError
 
 

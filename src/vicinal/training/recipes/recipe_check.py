@@ -8,12 +8,13 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NoReturn, get_args, get_origin
 
-from vicinal.training.recipes.recipe_classes import ClassValue, OfferedClasses, class_and_arguments, loss_names
+from vicinal.training.recipes.recipe_classes import OfferedClasses, class_and_arguments, loss_names
 from vicinal.training.recipes.recipe_file import RecipeFile, parse_overrides, put_setting
 from vicinal.training.recipes.recipe_values import (
     LISTS,
     MAPPINGS,
     UNCHECKED,
+    ClassValue,
     Schema,
     Setting,
     arguments_schema,

@@ -7,11 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isabstract
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import vicinal
-from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
+from vicinal.training.recipes.recipe_values import (
+    UNCHECKED,
+    ClassValue,
+    Schema,
+    Setting,
+    arguments_schema,
+    is_plain,
+    settings_schema,
+)
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_module, is_in
 
@@ -102,13 +109,6 @@ class OfferedClasses:
         return any(is_in(module, package) for package in self.allow_imports)
 
 
-class ClassValue(NamedTuple):
-    """The value of a setting that takes a class: the class, and the arguments with which an object is created."""
-
-    kind: type
-    arguments: dict[str, Any]
-
-
 def class_and_arguments(value: Any) -> tuple[Any, Any]:
     """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
     if not isinstance(value, Mapping):
@@ -157,11 +157,6 @@ def _each(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: function(inner) for name, inner in value.items()}
     return type(value)(map(function, value)) if type(value) in (list, tuple) else value
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a recipe can have the value as it is."""
-    return isinstance(value, (NoneType, str, int, float, list, tuple, dict, Path, ClassValue))
 
 
 def _class_of(default: Any) -> ClassValue | None:

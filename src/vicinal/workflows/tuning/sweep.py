@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from vicinal.report.study_trial import shown_value
-from vicinal.training.interrupt import StopRequest
+from vicinal.training.processes import StopRequest
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
+from vicinal.workflows.settings import SweepSettings
 from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
-from vicinal.workflows.tuning.settings import SweepSettings
 from vicinal.workflows.tuning.study_folder import ALL, StudyFolder, check_table, load_study_table, open_study
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.trials import METRICS, REASON, enqueue, given, in_states, open_trials, run_trials

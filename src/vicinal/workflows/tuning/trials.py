@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
     from vicinal.workflows.tuning.study_folder import StudyFolder
 
 HEARTBEAT, GRACE = 5, 20  # seconds between two heartbeats, and after which a trial without one is repeated

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import load_table
 from vicinal.report.study_trial import shown_value
-from vicinal.training.interrupt import StopRequest
+from vicinal.training.processes import StopRequest
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
+from vicinal.workflows.settings import TuneSettings
 from vicinal.workflows.tuning.runs import (
     Best,
     Curve,
@@ -28,7 +29,6 @@ from vicinal.workflows.tuning.runs import (
     mean_curve,
     start_process,
 )
-from vicinal.workflows.tuning.settings import TuneSettings
 from vicinal.workflows.tuning.study_folder import (
     FINAL,
     StudyFolder,
