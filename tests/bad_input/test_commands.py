@@ -49,7 +49,7 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/v.parquet --rerank magic", "invalid choice: 'magic'"),
     (f"{RERANK} --rerank.k1 9", "--rerank.k1 is not an option of contextual; its options: k, beta, epsilon"),
     (f"{RERANK} --rerank.kk 9", "unknown argument --rerank.kk"),
-    (f"{RERANK} --rerank.k many", "argument --rerank.k: invalid int value: 'many'"),
+    (f"{RERANK} --rerank.k many", "argument --rerank.k: many is not an integer"),
     (f"{RERANK} --rerank.beta 2", "beta = 2.0 must be from 0 to below 1"),
     (RERANK, "k = 16 is too large for a gallery of 8 images; use k <= 8"),
     ("evaluate ~/v.parquet --rerank.k 9", "give --rerank too"),
@@ -63,7 +63,7 @@ CASES: list[tuple[str, str]] = [
     ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is invalid"),
     ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
     # Refiners
-    ("evaluate ~/v.parquet --refiner nothing", "nothing"),
+    ("evaluate ~/v.parquet --refiner nothing", "refiner: there is no folder nothing"),
     ("evaluate ~/v.parquet --context gallery", "give --refiner too"),
     ("evaluate ~/v.parquet --refiner ~/r4 --context all", "invalid choice: 'all'"),
     ("evaluate ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
@@ -209,11 +209,6 @@ def test_a_mistake_with_an_index_in_python(call: Callable[[Index], object], expe
     assert len(index) == 4
 
 
-def test_no_queries_find_nothing() -> None:
-    index = Index.build(np.eye(4), Table(pd.DataFrame(index=range(4))))
-    assert index.search(np.empty((0, 4), np.float32), 2).ids.shape == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("index", "flags"),
     [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")],
@@ -224,26 +219,6 @@ def test_the_flags_that_the_messages_name_find_images(
     words = f"search ~/{index} ~/photos/class0/0.png -k 2 --model ~/m1 {flags}".replace("~", str(good))
     assert main(words.split()) == 0
     assert re.search(r"^   1  1\.0000  class0  .*class0/0\.png$", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_an_index_shows_what_it_was_built_with(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", "list", f"{good}/whitened", "--facts"]) == 0
-    shown = capsys.readouterr().out
-    assert f"model                {good}/m1" in shown
-    assert f"whitening            {good}/w.safetensors" in shown
-
-
-def test_ivfpq_can_be_evaluated_and_reported(place: Path, monkeypatch, capsys) -> None:
-    from vicinal.retrieval.index import faiss_engine
-
-    monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
-    vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
-    save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"label": [n % 20 for n in range(400)]})))
-    assert main(["index", "build", "i", "v.parquet", "--kind", "ivfpq"]) == 0
-    assert main(["index", "delete", "i", "3", "4"]) == 0
-    assert main(["evaluate", "i"]) == 0
-    assert main(["report", "i", "--out", "page"]) == 0
-    assert "398" in capsys.readouterr().out
 
 
 def test_whitening_learns_from_the_split_train_unless_told(place: Path, good: Path, capsys) -> None:

@@ -122,12 +122,6 @@ def test_bad_flags_are_told(words: list[str], message: str, embeddings: Path, ca
     assert message in capsys.readouterr().err
 
 
-def test_images_without_labels_are_told(tmp_path: Path, capsys) -> None:
-    save_embeddings(tmp_path / "v.parquet", np.eye(3), Table(pd.DataFrame({"path": ["1.png", "2.png", "3.png"]})))
-    assert main(["calibrate", str(tmp_path / "v.parquet")]) == 2
-    assert "has no labels; give them with --labels FILE" in capsys.readouterr().err
-
-
 def test_an_index_of_another_model_refuses(run: Path, photos: Path, embeddings: Path, tmp_path: Path, capsys) -> None:
     save = Table(pd.DataFrame({"label": [0, 1]}))
     Index.build(np.eye(16)[:2], save, model_fingerprint="other").save(tmp_path / "i")

@@ -180,17 +180,6 @@ def test_savings_change_no_gradient(vit: list[str], tmp_path: Path, base: list[s
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_fused_optimizers_are_the_same(vit: list[str], tmp_path: Path, name: str) -> None:
-    runs = [
-        train(Recipe.load(overrides=[*vit, f"--optimizer.name={name}", f"--optimizer.fused={fused}"]), tmp_path / fused)
-        for fused in ("false", "true")
-    ]
-    states = [load_checkpoint(run.last)["module"] for run in runs]
-    for key, value in states[0].items():
-        torch.testing.assert_close(value, states[1][key], rtol=1e-3, atol=1e-5)
-
-
 def test_checkpointing_keeps_fewer_activations(vit: list[str], tmp_path: Path) -> None:
     kept = []
     for value in ("false", "true"):

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -125,13 +124,6 @@ def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str)
     """Ctrl-C, SIGTERM and kill -9 at twenty moments each."""
     settings = [*small, "--epochs=4", "--checkpoint_minutes=0", *SETUPS[setup]]
     check_moments(settings, tmp_path, 20)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
-def test_signals_at_random_moments_of_a_refiner(tmp_path: Path) -> None:
-    settings = [f"--embeddings={save_clusters(tmp_path / 'e.parquet')}", *TINY, "--checkpoint_minutes=0"]
-    check_moments(settings, tmp_path, 20, "refine")
 
 
 @pytest.mark.slow

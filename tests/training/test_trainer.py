@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ from tests.training.runs import Infinite, copied, scripted_validation, trainer, 
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, logs, train
+from vicinal.training import Recipe, progress, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import NonFiniteLossError
@@ -132,7 +130,6 @@ def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path:
 @pytest.mark.parametrize(
     ("more", "tolerance"),
     [
-        ([], 1e-4),
         (
             ["--accumulate_grad_batches=2", "--max_grad_norm=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
             1e-4,
@@ -174,13 +171,6 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
         ("32", "sgd"),
         ("bf16-mixed", "adam"),
         ("16-mixed", "adamw"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (
-                *(("32", "adam"), ("32", "adamw"), ("bf16-mixed", "sgd")),
-                *(("bf16-mixed", "adamw"), ("16-mixed", "sgd"), ("16-mixed", "adam")),
-            )
-        ),
     ],
 )
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
@@ -255,8 +245,8 @@ def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "find_spec", lambda _: None)
-    run_log = logs.RunLog(RunFolder(tmp_path), step=0, epoch=0)
+    monkeypatch.setattr(progress, "find_spec", lambda _: None)
+    run_log = progress.RunLog(RunFolder(tmp_path), step=0, epoch=0)
     run_log.step(1, 0.5, {"loss": 2.0})
     run_log.close()
     assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2")
@@ -275,21 +265,6 @@ def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Pa
         assert [event.value for event in events] == pytest.approx(file[column].tolist(), rel=1e-4)
     assert (log["images/s"] > 0).all()
     assert log["step"].tolist() == [2, 3, 4, 6]  # every second, and the last of each epoch
-
-
-def test_images_a_second_count_the_wait_for_images(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = trainer(small, tmp_path / "run", "--epochs=1")
-    load = one.images.load
-
-    def slowly(row: int, transform: Any):
-        time.sleep(0.01)
-        return load(row, transform)
-
-    monkeypatch.setattr(one.images, "load", slowly)
-    one.fit()
-    assert pd.read_csv(one.run.log)["images/s"].max() < 100
 
 
 @pytest.mark.parametrize("precision", ["32", "16-mixed"])

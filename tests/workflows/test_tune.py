@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from vicinal.training import Recipe
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows import TuneSettings, tune
 from vicinal.workflows.tuning import runs
-from vicinal.workflows.tuning.runs import Runner
 from vicinal.workflows.tuning.tune_result import TuneResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
@@ -264,35 +262,6 @@ def test_weights_of_trials_are_deleted_unless_they_are_to_be_kept(study_recipe: 
 # Stopping and continuing ----------------------------------------------------------------------------------------------
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool]) -> None:
-    """Let the study be asked to stop at some time."""
-    original = Runner.__init__
-
-    def init(self: Runner, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        self.is_stopping = is_time
-
-    monkeypatch.setattr(Runner, "__init__", init)
-
-
-def test_an_interrupted_trial_is_continued_with_its_settings(
-    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = MadeUp()
-    with monkeypatch.context() as patch:
-        interrupted(patch, lambda: len(start.runs) == 3 and start.runs[-1].epoch > 0)
-        with pytest.raises(TrainingStoppedError, match="the same command continues the study"):
-            run(study_recipe, start, trials=4)
-    assert start.runs[-1].asked == ["terminate"]
-    assert start.names() == ["trials/000", "trials/001", "trials/002"]
-    result = run(study_recipe, start, trials=4)
-    assert start.names() == ["trials/000", "trials/001", "trials/002", "trials/002", "trials/004"]
-    rates = [trial.values["optimizer.lr"] for trial in result.trials]
-    assert [start.runs[at].scores for at in (2, 3)] == [curve({"optimizer": {"lr": rates[2]}})] * 2
-    assert [trial.number for trial in result.trials] == [0, 1, 2, 4]  # Optuna counts both attempts
-    assert len(set(rates)) == 4
-
-
 def test_a_study_is_continued_without_its_recipe(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(), trials=1, held_out="2")
     study_recipe.unlink()
@@ -302,19 +271,16 @@ def test_a_study_is_continued_without_its_recipe(study_recipe: Path) -> None:
     assert len(result.trials) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "message"),
-    [
+def test_another_study_is_refused(study_recipe: Path) -> None:
+    run(study_recipe, MadeUp(), trials=1)
+    for words, options, message in (
         ([LR, "--epochs=4"], {}, "study holds another study: epochs = 4 differs from the study's own 3; give another"),
         (["--search.optimizer.lr={log: [0.001, 0.2]}"], {}, "another study: search.optimizer.lr is another one"),
         ([LR, "--search.model.dim=[8, 16]"], {}, "another study: search.model.dim is another one"),
         ([LR], {"held_out": "2"}, "another study: held_out = 2 differs from the study's own half"),
-    ],
-)
-def test_another_study_is_refused(study_recipe: Path, words: list[str], options: dict[str, Any], message: str) -> None:
-    run(study_recipe, MadeUp(), trials=1)
-    with pytest.raises(InputError, match=message):
-        run(study_recipe, MadeUp(), *words, **options)
+    ):
+        with pytest.raises(InputError, match=message):
+            run(study_recipe, MadeUp(), *words, **options)
 
 
 def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:

@@ -72,6 +72,7 @@ def test_values_of_a_grid() -> None:
         ({"a": {"range": [1, "x"]}}, "must be two numbers"),
         ({"a": {"range": [1, True]}}, "must be two numbers"),
         ({"a": {"range": [1, float("inf")]}}, "must be two numbers"),
+        ({"a": {"range": [1, 10**400]}}, "must be two numbers"),
         ({"a": {"range": 3}}, "must be two numbers"),
         ({"a": {"range": [1, 2], "step": 3}}, "a: step: 3 must be above 0 and at most 1"),
         ({"a": {"range": [1, 2], "step": 0}}, "a: step: 0 must be above 0"),

@@ -179,7 +179,6 @@ def _check_files_to_write(arguments: Arguments) -> None:
 
 
 def _check_undecided(file: str) -> None:
-    """Refuse to write over findings in which decisions have been filled in."""
     from vicinal.workflows.clean import num_decisions
 
     if number := num_decisions(file):

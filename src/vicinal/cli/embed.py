@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
+from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
 from vicinal.cli.inputs import (
     SOURCE,
     add_embedding,
@@ -93,7 +93,6 @@ def embed(arguments: Arguments) -> None:
 
 
 def _check_combination(arguments: Arguments) -> None:
-    """Raise InputError if flags exclude each other or are missing, before anything is read."""
     given = [name for name in ("source", "merge", "verify") if getattr(arguments, name) is not None]
     in_parts = arguments.shard is not None or arguments.ray is not None
     message = None
@@ -122,7 +121,6 @@ def _check_combination(arguments: Arguments) -> None:
 
 
 def _embed_shard(arguments: Arguments) -> None:
-    """Embed one shard of a source, here or on a Ray cluster."""
     if arguments.ray is not None:
         from vicinal.workflows.ray_job import check_reachable
 
@@ -146,7 +144,6 @@ def _embed_shard(arguments: Arguments) -> None:
 
 
 def _merge(arguments: Arguments) -> None:
-    """Merge or verify the shards in a folder."""
     folder = arguments.merge or arguments.verify
     check_files(folder)
     from vicinal.data import merge_shards, verify_shards
@@ -176,7 +173,7 @@ def add_whiten(parser: Parser) -> None:
         help="dimension of whitened vectors (default: the dimension before)",
     )
     parser.add_argument(
-        "--shrinkage", type=float, default=0.0, metavar="FLOAT",
+        "--shrinkage", type=flag_type(float), default=0.0, metavar="FLOAT",
         help="from 0 to 1: how much the scaling of directions of low variance is reduced (default: 0)",
     )  # fmt: skip
     add_embedding(parser, whitening=False)

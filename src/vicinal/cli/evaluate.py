@@ -208,7 +208,6 @@ def _refinement(
 
 
 def _check_combination(arguments: Arguments) -> None:
-    """Raise InputError if flags exclude each other, before anything is computed."""
     combined, reranked = arguments.compare or arguments.average, arguments.rerank or arguments.refiner
     several = len(arguments.sources) > 1
     for given, is_impossible, message in (
@@ -228,7 +227,6 @@ def _check_combination(arguments: Arguments) -> None:
 
 
 def _check_sources(arguments: Arguments) -> None:
-    """Raise InputError if the sources of the flags contradict each other or do not exist."""
     check_embedding(arguments)
     if arguments.images is not None and not arguments.sources and getattr(arguments, "model", None) is not None:
         arguments.sources, arguments.model = [arguments.model], None
@@ -256,7 +254,6 @@ def _check_sources(arguments: Arguments) -> None:
 
 
 def _check_division(arguments: Arguments) -> None:
-    """Raise InputError if several processes cannot divide what is asked for."""
     from vicinal.workflows.source import Source
 
     if (arguments.devices or 1) > (os.cpu_count() or 1):
@@ -274,7 +271,6 @@ def _check_division(arguments: Arguments) -> None:
 
 
 def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
-    """Name -> embeddings of every source."""
     from vicinal.data.groups import with_groups
     from vicinal.workflows.embedding_reader import embed_several
     from vicinal.workflows.source import Source

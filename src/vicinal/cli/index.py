@@ -139,7 +139,6 @@ def verify(arguments: Arguments) -> None:
 
 
 def _print_facts(arguments: Arguments) -> None:
-    """Print what an index is and holds."""
     from vicinal.retrieval import Index
 
     facts = Index.load(arguments.index, arguments.timeout).describe()
@@ -150,7 +149,6 @@ def _print_facts(arguments: Arguments) -> None:
 
 
 def _check_source(arguments: Arguments) -> None:
-    """Raise InputError if flags name what is not there, or a place that cannot hold the index."""
     kind = getattr(arguments, "kind", None)
     if getattr(arguments, "rescore", None) is not None and not kind:
         raise InputError("--rescore is about an index of codes; give --kind too, such as sq8")
@@ -205,7 +203,6 @@ def _add_common(parser: Parser) -> None:
 
 
 def _add_source(parser: Parser, purpose: str, *first: str, **options: Any) -> None:
-    """Add the flags about images of a source."""
     _add_place(parser)
     parser.add_argument("source", help=purpose, **options)
     add_refiner(parser, REFINER)
@@ -215,7 +212,6 @@ def _add_source(parser: Parser, purpose: str, *first: str, **options: Any) -> No
 
 
 def _add_kind(parser: Parser) -> None:
-    """Add the flags about the kind of a new index."""
     parser.add_argument(
         "--kind", choices=["auto", "exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"],
         help="exact compares with every image; hnsw is faster and nearly exact; the others need less memory: sq8 a "

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
+from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, flag_type, read_settings
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.containers import split_container
 from vicinal.retrieval.reranking import RERANKINGS
@@ -82,17 +82,17 @@ def check_model(name: str | None) -> None:
         check_folder(name)
 
 
-def check_folder(name: str | None) -> None:
+def check_folder(name: str | None, kind: str = "model") -> None:
     """Raise InputError if a saved model is neither a folder nor the name of one on the Hugging Face Hub."""
     if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
-        raise InputError(f"model: there is no folder {name}" if name else "model: the name is empty; give a folder")
+        raise InputError(f"{kind}: there is no folder {name}" if name else f"{kind}: the name is empty; give a folder")
 
 
 def check_embedding(arguments: Arguments) -> None:
     """Raise InputError if what embedding images needs does not exist; before anything slow is imported."""
     given = vars(arguments)
     check_model(given.get("model"))
-    check_folder(given.get("refiner"))
+    check_folder(given.get("refiner"), "refiner")
     check_files(given.get("weights"), given.get("whitening"), given.get("root"), given.get("labels"))
 
 
@@ -108,7 +108,7 @@ def add_groups(parser: Parser) -> None:
                         "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
     parser.add_argument(
         "--group_minutes",
-        type=float,
+        type=flag_type(float),
         metavar="MINUTES",
         help="the same by time: photos that were "
         "taken at most so long after another one, as their EXIF data say, do not find it",
@@ -205,7 +205,7 @@ def add_reranking(parser: Parser, purpose: str) -> None:
         "neighbor-average: both",
     )  # fmt: skip
     for option, (kind, text) in RERANKING_OPTIONS.items():
-        group.add_argument(f"--rerank.{option}", type=kind, metavar=kind.__name__.upper(), help=text)
+        group.add_argument(f"--rerank.{option}", type=flag_type(kind), metavar=kind.__name__.upper(), help=text)
 
 
 def read_reranking(arguments: Arguments) -> Any:

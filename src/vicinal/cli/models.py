@@ -114,7 +114,7 @@ def export(arguments: Arguments) -> None:
         raise InputError("private is about a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
     for source in (arguments.check, arguments.calibration_images, arguments.gallery):
         check_source(source)
-    check_folder(arguments.refiner)
+    check_folder(arguments.refiner, "refiner")
     check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
     from vicinal.export.settings import ExportSettings
     from vicinal.workflows.embedding_reader import EmbeddingReader

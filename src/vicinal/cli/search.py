@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
+from vicinal.cli.flags import Arguments, Parser, add_settings, flag_type, integer_from, print_result, read_settings
 from vicinal.cli.inputs import (
     INDEX,
     add_embedding,
@@ -52,8 +52,9 @@ def add_search(parser: Parser) -> None:
     parser.add_argument(
         "--group_by", metavar="COLUMN", help="find only the best image of each value of a column, such as product"
     )
-    parser.add_argument("--min_score", type=float, metavar="FLOAT", help="leave out matches with a lower score")
-    parser.add_argument("--min_probability", type=float, metavar="FLOAT", help="leave out matches that are right with "
+    number: dict[str, Any] = {"type": flag_type(float), "metavar": "FLOAT"}
+    parser.add_argument("--min_score", **number, help="leave out matches with a lower score")
+    parser.add_argument("--min_probability", **number, help="leave out matches that are right with "
                         "a lower probability, by the calibration of the index (vicinal calibrate)")  # fmt: skip
     parser.add_argument(
         "--grid",

@@ -209,7 +209,6 @@ def _short_help(arguments: Arguments) -> str:
 
 
 def _loss_help(arguments: Arguments) -> str:
-    """The arguments of a loss, for `--loss.help MarginLoss`."""
     from vicinal.training.recipes.recipe_classes import OfferedClasses
     from vicinal.training.recipes.recipe_values import arguments_schema, class_help, setting_of
 
@@ -260,14 +259,14 @@ def _check_settings(arguments: Arguments) -> dict[str, Any]:
     file = None if path is None else RecipeFile.read(path)
     check = RecipeCheck(_unimported_schema(arguments), arguments.verb.__name__, file, overrides)
     check.read()
-    check.check_loss_name()
+    if not arguments.allow_import:
+        check.check_loss_name()
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
     return check.given
 
 
 def _check_out(arguments: Arguments) -> None:
-    """Raise InputError if the run's folder cannot be started, or resumed without a recipe."""
     run = RunFolder(Path(arguments.out))
     if not arguments.resume:
         run.check_new()

@@ -124,7 +124,8 @@ def _check(study: StudyRecipe, arguments: Arguments) -> None:
     schema = unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
     _check_flags(arguments, schema)
     check = study.check(schema, "train")  # whose help lists all settings
-    check.check_loss_name()
+    if not arguments.allow_import:
+        check.check_loss_name()
     if study.section == "grid":
         study.cells()
     data = check.given.get("data", {})
@@ -133,7 +134,6 @@ def _check(study: StudyRecipe, arguments: Arguments) -> None:
 
 
 def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
-    """Raise InputError for a misspelled flag, which is not a setting either."""
     for word in arguments.rest:
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, arguments.parser._option_string_actions, n=1, cutoff=0.8)
@@ -142,7 +142,6 @@ def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
 
 
 def _stored(folder: StudyFolder) -> dict[str, Any]:
-    """The options of the study that is continued."""
     folder.check_study()
     return {name: value for name, value in folder.stored().items() if name != "verb"}
 

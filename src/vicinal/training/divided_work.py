@@ -89,7 +89,6 @@ def _load(batches: PixelBatches, device: torch.device, num_workers: int) -> Iter
 
 
 def _workers(batches: PixelBatches, num_workers: int) -> int:
-    """The number of processes that load batches: none for a single batch."""
     return min(num_workers, len(batches)) if len(batches) > 1 else 0
 
 

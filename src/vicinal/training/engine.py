@@ -119,7 +119,6 @@ class Engine:
         return get_total_norm(self._gradients())
 
     def _gradients(self) -> list[Tensor]:
-        """The gradients, with this process's shards."""
         return [own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
 
     def shard_squares(self) -> Tensor | None:
@@ -209,7 +208,7 @@ class Engine:
         Raises:
             InputError: the parameters that are not trained are not those of the run that wrote it.
         """
-        if state.get("frozen", self.frozen_digest()) != self.frozen_digest():
+        if state["frozen"] != self.frozen_digest():
             raise InputError(
                 "the frozen weights are not those with which the run began, and its checkpoint does not hold them: the "
                 "pretrained weights, or the version of torch or timm, are others"

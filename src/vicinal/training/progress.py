@@ -37,7 +37,7 @@ class Progress:
         score: score of the last evaluation; NaN before the first.
         loss_sum: sum of the losses of the steps of the current epoch.
         loss: mean loss of the steps of the last finished epoch; NaN before.
-        seconds: that the run has taken, also before it was resumed; NaN if that is unknown.
+        seconds: that the run has taken, also before it was resumed.
     """
 
     step: int = 0
@@ -147,7 +147,6 @@ class RunLength:
 
 
 def _steps_before(progress: Progress) -> int:
-    """The number of steps before the current epoch."""
     return progress.step - progress.steps_in_epoch
 
 

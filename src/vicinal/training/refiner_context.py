@@ -118,7 +118,6 @@ def pair_recall(vectors: Tensor) -> float:
 
 
 def _classes_of_pairs(labels: Integers) -> Integers:
-    """The classes of two images or more."""
     classes, counts = np.unique(labels, return_counts=True)
     return classes[counts >= 2]
 
@@ -201,7 +200,6 @@ class TrainingContext:
         }
 
     def _with_noise(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Unit vectors with Gaussian noise, normalized again."""
         if not self.augmentation.noise:
             return vectors
         noise = torch.randn(vectors.shape, generator=generator).to(vectors, non_blocking=True) @ self.noise_factor

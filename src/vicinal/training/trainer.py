@@ -186,7 +186,6 @@ class Trainer(BaseTrainer):
         return images
 
     def _create_module(self, training: Table) -> None:
-        """Create model, loss and optimizer for the classes of the training images."""
         self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
         self.evaluated = self.embedder
@@ -334,7 +333,6 @@ class Trainer(BaseTrainer):
             set_transition(self.bare_module.losses, matrix)
 
     def _set_heads(self) -> None:
-        """Set the linear layers of the models to a whitening of the features of training images."""
         number = min(WHITENING_IMAGES, len(self.images))
         rows = np.random.default_rng(self.settings.seed).choice(len(self.images), number, replace=False)
         images = self.images.subset(np.sort(rows))
@@ -379,12 +377,10 @@ class Trainer(BaseTrainer):
             embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
 
     def _zero_shot_metrics(self, name: str = "zero-shot val") -> dict[str, float]:
-        """The validation score of the pretrained network's own embeddings, for the model card."""
         score = self.progress.zero_shot
         return {f"{name} {self.settings.validation.metric}": score} if math.isfinite(score) else {}
 
     def _tell_scores(self) -> None:
-        """Say what training added, on the validation classes."""
         progress, metric = self.progress, self.settings.validation.metric
         if progress.zero_shot > progress.best:
             log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")

@@ -163,7 +163,6 @@ def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
 
 
 def _num_batches(settings: BaseSettings) -> int | None:
-    """The number of batches per epoch; None: that of the sampler."""
     steps = settings.steps_per_epoch
     return None if steps is None else steps * settings.accumulate_grad_batches
 

@@ -168,7 +168,6 @@ def _ieee(device: torch.device) -> Iterator[None]:
 
 
 def _forbid_rounding() -> _Settings:
-    """Set IEEE precision, and return the settings of before."""
     # Settings of the older kind overwrite those of the newer one, and torch refuses to read them where they disagree.
     older = _older_setting()
     newer = {kind: _settings(kind).fp32_precision for kind in ("cuda", "cpu") if _has_newer(kind)}

@@ -193,7 +193,6 @@ def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -
 
 
 def _written(file: BinaryIO, blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
-    """Write all blocks to a file, and map it."""
     import numpy as np
 
     needed, folder = 4 * shape[0] * shape[1], tempfile.gettempdir()

@@ -68,7 +68,6 @@ def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: 
 
 
 def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
-    """Warn that label errors may be none where images of one class are seldom nearest to each other."""
     agreement = neighbors.same_class[:, 0].mean()
     if agreement < MIN_AGREEMENT:
         log(

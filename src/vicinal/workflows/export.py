@@ -126,7 +126,6 @@ def some_classes(table: Table, max_images: int, seed: int) -> Table:
 
 
 def _gallery(reader: EmbeddingReader, gallery: str, fingerprint: str) -> Floats:
-    """The vectors of a gallery, of the model with that fingerprint."""
     is_stored = Source(gallery).is_stored
     embedded = (EmbeddingReader() if is_stored else reader).embed(gallery)
     check_same_model(fingerprint, embedded.fingerprint, "the refiner needs", "use embeddings of the exported model")

@@ -10,12 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from vicinal.data.checks import row_blocks
-from vicinal.data.images.image_ops import Normalize
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported, with_engine
 from vicinal.models.execution import UsedPrecision, used_precision
 from vicinal.models.head import check_dim, shortened, trained_dims
-from vicinal.models.multi_scale import check_scales, embed_multi_scale
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
@@ -26,7 +24,7 @@ from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.settings import EmbeddingOptions
 
 if TYPE_CHECKING:
-    from vicinal.data.images.transforms import ImageTransform
+    from vicinal.data.images.image_ops import Normalize
     from vicinal.models import Embedder
     from vicinal.workflows.embedding_reader import EmbeddingReader
 
@@ -194,6 +192,8 @@ class BatchEmbedder:
 
     def __post_init__(self) -> None:
         if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
+            from vicinal.models.multi_scale import check_scales  # loads timm
+
             check_scales(self.model, self.reader.scales, self.reader.max_size)
 
     @cached_property
@@ -226,6 +226,8 @@ class BatchEmbedder:
 
     @cached_property
     def _normalize(self) -> Normalize:
+        from vicinal.data.images.image_ops import Normalize  # loads torchvision
+
         return Normalize(self.transform)
 
     def __call__(self, pixels: Tensor) -> Floats:
@@ -249,6 +251,8 @@ class BatchEmbedder:
         elif scales is None:
             vectors = engine.embed(self._normalize(pixels), len(pixels), precision=precision, progress=False)
         else:
+            from vicinal.models.multi_scale import embed_multi_scale
+
             vectors = embed_multi_scale(
                 engine, self._normalize(pixels), scales, batch_size=len(pixels), precision=precision, progress=False
             )

@@ -222,7 +222,6 @@ class _RayData:
         yield from dataset.iter_batches(batch_size=None, prefetch_batches=0)
 
     def _items(self) -> list[dict[str, Any]]:
-        """The batches, with what is needed to read their images."""
         frame = self.job.table.frame
         images = Table(frame[[each for each in ("path", *BOX_COLUMNS) if each in frame]])
         return [{"rows": as_column([RowBatch(rows.start, images.take(rows))])[0]} for rows in self.job.batches]

@@ -136,7 +136,6 @@ def _labeled(embedded: EmbeddedTable) -> LabeledEmbeddings:
 
 
 def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbeddings:
-    """Embed the training and validation images of a run with its model."""
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
     on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
     device = DEVICES[recipe.settings.accelerator]

@@ -163,7 +163,6 @@ def _is_gone(path: str) -> bool:
 
 
 def _vanished(metadata: Metadata, keys: set[str], unlisted: Collection[str], below: str | Path | None) -> Integers:
-    """The ids of images that are not among the keys."""
     folder = "" if below is None else os.path.join(os.path.abspath(below), "")
     unknown = tuple(os.path.join(os.path.abspath(each), "") for each in unlisted)
     gone = [
@@ -271,7 +270,6 @@ def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
 
 
 def _rows_near(place: str | Path, table: Table, below: str | Path | None, timeout: float) -> Metadata:
-    """The rows of an index that are compared with those of a table."""
     with Index.load(place, timeout) as index:
         return index.rows_near(table.image_keys, None if below is None else str(below))
 

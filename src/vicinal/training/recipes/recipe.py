@@ -40,7 +40,7 @@ from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
 from vicinal.training.training_data import fit_batches
 from vicinal.utils.arguments import require
 from vicinal.utils.console import condensed_retries, is_main_process, log
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 
@@ -104,7 +104,7 @@ class BaseRecipe(ABC):
     ) -> None:
         self._values, self.given, self.allow_imports = values, given, allow_imports
         self.config: dict[str, Any] = plain_values(values)
-        self.model = create(values[self.model_key])
+        self.model = create(values[self.model_key], self.model_key)
         self.settings = create_settings(values, settings_schema(self.settings_class))
         loss = self.create_loss()
         if self.settings.samples_per_class == 1:
@@ -151,7 +151,7 @@ class BaseRecipe(ABC):
             values = with_defaults(_merged(defaults, given), check.schema)
             return cls(values, frozenset(_flattened(plain_values(given))), check.classes.allow_imports)
         except (ImportError, TypeError, ValueError) as error:
-            check.fail(one_line(error, 1000))
+            check.fail(error)
 
     @classmethod
     def of_run(
@@ -209,13 +209,12 @@ class BaseRecipe(ABC):
         return type(self)({**self._values, **chosen}, self.given, self.allow_imports)
 
     def _chosen(self, table: Table) -> dict[str, int]:
-        """The settings that suit these training images, where they are not given; ``fit_batches`` says how."""
         sizes = fit_batches(self.settings, table)._asdict()
         return {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
 
     def create_loss(self) -> Loss:
         """Create the loss."""
-        loss: Loss = create(self._values["loss"])
+        loss: Loss = create(self._values["loss"], "loss")
         return loss
 
     def save(self, path: str | Path) -> None:
@@ -259,7 +258,6 @@ def _check_single_samples(loss: Loss) -> None:
 
 
 def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings: those given, and defaults of the others."""
     merged = {**defaults, **given}
     for name in defaults.keys() & given.keys():
         if isinstance(defaults[name], Mapping):
@@ -433,7 +431,6 @@ class RefinerRecipe(BaseRecipe):
             raise InputError(str(error).replace("ContextRefiner: ", "refiner.", 1)) from None
 
     def _check_refiner(self) -> None:
-        """Raise InputError if an argument is invalid for every dimension, or leaves nothing to train."""
         with torch.device("meta"):
             self.create_refiner(dim=max(1, self.model["num_heads"]))
         trainable = self.model["neighbors"] > 0 or self.model["context"] == "self"

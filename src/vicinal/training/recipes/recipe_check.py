@@ -8,7 +8,12 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NoReturn, get_args, get_origin
 
-from vicinal.training.recipes.recipe_classes import OfferedClasses, class_and_arguments, loss_names
+from vicinal.training.recipes.recipe_classes import (
+    OfferedClasses,
+    RefusedArgumentsError,
+    class_and_arguments,
+    loss_names,
+)
 from vicinal.training.recipes.recipe_file import RecipeFile, parse_overrides, put_setting
 from vicinal.training.recipes.recipe_values import (
     LISTS,
@@ -74,19 +79,23 @@ class RecipeCheck:
         return self._read_group(self.given, self.schema, "")
 
     def check_loss_name(self) -> None:
-        """Raise InputError if the loss is not a public name, before the losses are imported, which takes seconds."""
+        """Raise InputError if the loss is not a public name, before the losses are imported, which takes seconds.
+
+        Whether it is a class of a package of the user is checked later.
+        """
         path, _ = class_and_arguments(self.given.get("loss"))
         known = loss_names()
         if isinstance(path, str) and "." not in path and path not in known:
             self._fail("loss", _unknown_name("loss", path, "Loss", known))
 
-    def fail(self, error: str) -> NoReturn:
+    def fail(self, error: Exception) -> NoReturn:
         """Raise InputError with the error of a dataclass or constructor, with its file and line."""
-        # Messages of Vicinal begin with the key, or with the class of the loss and the name of its argument.
-        words = [word.rstrip(":") for word in error.split()[:2]]
-        places = self.file.places if self.file else {}
-        key = next((key for key in (words[0], f"loss.{words[-1]}") if key in places), "")
-        self._fail(key, " ".join(error.split()))
+        message = one_line(error, 1000)
+        # Messages of Vicinal begin with the key, or with the class that refuses an argument and the argument's name.
+        first, second = [word.rstrip(":") for word in f"{message} -".split()[:2]]
+        if isinstance(error, RefusedArgumentsError):
+            first = f"{error.key}.{second}"
+        self._fail(first, message)
 
     def _fail(self, key: str, message: str) -> NoReturn:
         raise InputError(self._place(key) + message) from None
@@ -177,7 +186,6 @@ class RecipeCheck:
         return ClassValue(kind, read)
 
     def _check_beside(self, key: str, value: Mapping[Any, Any], kind: type) -> None:
-        """Raise InputError if a recipe file has arguments of a class beside `init_args`."""
         for name in value:
             place = f"{key}.{name}"
             if name not in ("class_path", "init_args") and self.file and place in self.file.places:
@@ -220,6 +228,8 @@ def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str
     name = one_line(as_yaml(path), 80)
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
     hint = own or (f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}")
+    if name.isidentifier():
+        hint += f" One of your own is named with its module, such as my_module.{name}"
     return f"{key} = {name} is not the name of a {base} class; {hint}"
 
 

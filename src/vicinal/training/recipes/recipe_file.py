@@ -178,7 +178,6 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def _yaml_errors(path: Path) -> Iterator[None]:
-    """Raise errors of YAML as InputError with file and line."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -200,7 +199,7 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     words = list(overrides)
     while words:
         word = words.pop(0)
-        if not word.startswith("--"):
+        if not word.startswith("--") or word.startswith("--="):
             raise InputError(f"unknown argument {word}; a recipe comes first, then settings such as --epochs 3")
         key, equals, value = word[2:].partition("=")
         if not equals:
@@ -213,7 +212,6 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(key: str, text: str) -> Any:
-    """The value of a setting on the command line."""
     if text[:1] not in ("{", "["):
         return None if text == "null" else Word(text)
     try:

@@ -251,7 +251,6 @@ def _types(function: Any) -> dict[str, Any]:
 
 
 def _class_of(kind: Any) -> type | None:
-    """The first class among the parts of a type that is not that of a plain value."""
     classes = (each for each in _parts(kind) if inspect.isclass(each) and get_origin(each) is None)
     return next((each for each in classes if each.__module__ not in PLAIN_MODULES), None)
 
@@ -265,7 +264,6 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _described(kind: Any) -> str:
-    """A type in words."""
     words = {int: "an integer", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
     if kind in words:
         return words[kind]

@@ -91,7 +91,6 @@ def _environments(recipe: Recipe, jobs: int) -> SimpleQueue[dict[str, str]]:
 
 
 def _devices(recipe: Recipe) -> list[str]:
-    """The GPUs of this machine, if each run takes one."""
     if recipe.settings.accelerator == "cpu" or recipe.settings.num_processes > 1:
         return []
     import torch
@@ -232,8 +231,6 @@ class Runner:
 
 
 class _Watch:
-    """Reads the scores of a run whenever they have changed."""
-
     def __init__(self, path: Path, metric: str, watch: Callable[[Curve], None]) -> None:
         self._path, self._metric, self._watch, self._size = path, metric, watch, -1
 

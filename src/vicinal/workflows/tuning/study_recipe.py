@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,7 +193,7 @@ def _read_choices(key: str, given: Mapping[str, Any]) -> Choices:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 DATA = (
@@ -337,12 +337,10 @@ def _is_within(key: str, group: str) -> bool:
 
 
 def _examples(values: Any) -> Sequence[Any]:
-    """The values of a key to be checked: all choices, or the ends of a range."""
     return getattr(values, "given", None) or (values.low, values.high)
 
 
 def _split_words(section: str, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The words of other settings, and the values under the section."""
     others: list[str] = []
     given: dict[str, Any] = {}
     pending = iter(words)

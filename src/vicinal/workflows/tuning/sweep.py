@@ -108,7 +108,6 @@ class Grid:
         return SweepResult(tuple(self.study.space), tuple(cells), metric)
 
     def _score(self, trial: Trial) -> float:
-        """Train and evaluate one cell with one seed."""
         number, seed = (trial.suggest_int(key, 0, 2**31) for key in ("cell", "seed"))
         recipe = self.study.recipe(self.cells[number], seed=self.study.base.settings.seed + seed)
         name = _run_name(number, seed)
@@ -222,7 +221,6 @@ class SweepResult:
         return {"keys": list(self.keys), "metric": self.metric, "cells": [self._summary(cell) for cell in self.cells]}
 
     def _summary(self, cell: SweepCell) -> dict[str, Any]:
-        """The settings and metrics of a cell, ready for JSON."""
         means = {name: _or_none(cell.mean(name)) for name in self.metrics}
         deviations = {name: _or_none(cell.std(name)) for name in self.metrics}
         return {**asdict(cell), "mean": means, "std": deviations}
@@ -255,7 +253,6 @@ class SweepResult:
 
 
 def _make_tables(study: StudyRecipe) -> dict[str, Table]:
-    """The table of a new study, with errors for cells that cannot be trained on it."""
     table = load_study_table(study.base)
     if "test" not in table.splits:
         raise InputError("the data has no split test, on which each cell is evaluated")
@@ -273,7 +270,6 @@ def _run_name(number: int, seed: int) -> str:
 
 
 def _run(trial: FrozenTrial) -> tuple[int, int]:
-    """The number of the cell and of the seed of a trial."""
     return given(trial)["cell"], given(trial)["seed"]
 
 
@@ -282,7 +278,6 @@ def _listed(values: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value that a column can hold with others."""
     return shown_value(value) if isinstance(value, list | dict) or value is None else value
 
 

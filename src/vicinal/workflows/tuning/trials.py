@@ -78,8 +78,8 @@ def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None
             sampler=optuna.samplers.RandomSampler(),
             pruner=pruner or optuna.pruners.NopPruner(),
         )
-    except (SQLAlchemyError, RuntimeError) as error:
-        raise InputError(f"{folder.trials}: not a database of trials ({type(error).__name__})") from None
+    except (SQLAlchemyError, RuntimeError):
+        raise InputError(f"{folder.trials}: not a database of trials, or damaged") from None
 
 
 def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampler:

@@ -228,7 +228,6 @@ class Search:
         return next((each for each in ended if each.params == trial.params and each.number < trial.number), None)
 
     def _end(self, trial: FrozenTrial) -> None:
-        """Say how a trial ended, and delete its weights."""
         settings = ", ".join(f"{key} {shown_value(value)}" for key, value in self._values_so_far(trial).items())
         if trial.state.name == "COMPLETE":
             text = f"{self.base.validation.metric} {trial.value:.4f} after epoch {trial.user_attrs[EPOCH]}"
@@ -253,7 +252,6 @@ class Search:
             self.runner.delete_weights(part)
 
     def _parts(self, name: str) -> list[str]:
-        """The names of the runs of a run on every division."""
         return [name] if len(self.tables) == 1 else [f"{name}/{table}" for table in self.tables]
 
     def _failed(self) -> list[FrozenTrial]:
@@ -266,7 +264,6 @@ class Search:
             raise TrainingStoppedError(f"{len(failed)} trials failed, the last: {failed[-1].user_attrs[REASON]}")
 
     def _require_scores(self) -> None:
-        """Raise TrainingStoppedError if no trial has a score."""
         if not in_states(self.trials, "COMPLETE"):
             failed = self._failed()
             why = f"the last one that failed: {failed[-1].user_attrs[REASON]}" if failed else "all were ended early"
@@ -346,7 +343,6 @@ def _prune() -> None:
 
 
 def _scored(trial: Trial, curve: Curve) -> float:
-    """The score of a trial, which is stored with its curve."""
     best = best_of(curve)
     trial.set_user_attr(CURVE, {str(epoch): score for epoch, score in curve.items()})
     trial.set_user_attr(EPOCH, best.epoch)
