@@ -225,7 +225,7 @@ def test_one_file_of_labels_for_several_files_of_embeddings(files: Path, capsys)
     )
     output(capsys, "report", "old.npy", "new.npy", "--labels", "y.csv", "--out", "page.html", "--num_resamples", "20")
     assert Path("page.html").is_file()
-    assert "y.csv is none" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
+    assert "y.csv is not one" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
     assert "missing.csv: no such file" in refused(capsys, "evaluate", "new.npy", "--labels", "missing.csv")
 
 

@@ -141,5 +141,5 @@ def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Pat
     assert part.table.frame["label"].tolist() == ["cat", "dog"]
     assert part.table.paths[0] == str(tmp_path / "a.png")
     for read in (reader.embed, reader.list_images, lambda source: list(reader.embed_sources([source]))):
-        with pytest.raises(InputError, match=r"--labels gives labels to files of embeddings; .* is none"):
+        with pytest.raises(InputError, match=r"--labels is for files of embeddings, and .* is not one"):
             read(str(photos / "class0" / "0.png"))

@@ -6,17 +6,8 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
-from vicinal.cli.inputs import (
-    IMAGES,
-    SOURCE,
-    add_embedding,
-    add_json,
-    check_embedding,
-    check_files,
-    check_source,
-    read_embedding,
-)
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -32,7 +23,7 @@ def add_data(parser: Parser) -> None:
     """Add the flags of `vicinal data`: they are the keys of the group `data` of a recipe."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
-    parser.add_argument("source", help=IMAGES)
+    parser.add_argument("source", help=inputs.IMAGES)
     add_settings(parser, DataSettings, skip=("source", "noise", "cache", *OF_READING))
     parser.add_argument(
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
@@ -47,7 +38,7 @@ def add_data(parser: Parser) -> None:
     parser.add_argument("--apply", metavar="FILE", help="first drop and relabel images by the decisions in this .csv "
                         "file, such as that of the page of vicinal clean; image files stay as they are")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
-    add_json(parser)
+    inputs.add_json(parser)
     parser.epilog = f"benchmarks: {', '.join(BENCHMARKS)}"
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
     add_settings(noise, NoiseSettings, prefix="noise.")
@@ -58,8 +49,8 @@ def data(arguments: Arguments) -> None:
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
-    check_source(settings.source)
-    check_files(settings.root, arguments.apply)
+    inputs.check_source(settings.source)
+    inputs.check_files(settings.root, arguments.apply)
     if arguments.apply and arguments.out and os.path.realpath(arguments.apply) == os.path.realpath(arguments.out):
         raise InputError(f"--out {arguments.out}: holds the decisions to apply, which would be lost; name another file")
     from vicinal.data import add_noise, split_fingerprint
@@ -111,16 +102,16 @@ def add_clean(parser: Parser) -> None:
     """Add the flags of `vicinal clean`."""
     from vicinal.workflows.settings import CleanSettings
 
-    parser.add_argument("source", help=f"{SOURCE}. Labels are optional")
+    parser.add_argument("source", help=f"{inputs.SOURCE}. Labels are optional")
     parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
     parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
                         "columns for decisions")  # fmt: skip
     parser.add_argument("--decisions", metavar="FILE", help="decisions.csv of an earlier page, with which the new "
                         "page begins")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
-    add_json(parser)
+    inputs.add_json(parser)
     add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
-    add_embedding(parser)
+    inputs.add_embedding(parser)
     parser.show_first(
         "out", "csv", "decisions", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where",
         "engine",
@@ -131,17 +122,17 @@ def clean(arguments: Arguments) -> None:
     """Find broken files, duplicates, label errors, outliers and more, and write a page to look through."""
     from vicinal.workflows.settings import CleanSettings
 
-    check_source(arguments.source)
+    inputs.check_source(arguments.source)
     _check_files_to_write(arguments)
     settings = read_settings(CleanSettings, arguments)
-    check_embedding(arguments)
-    check_files(arguments.decisions)
+    inputs.check_embedding(arguments)
+    inputs.check_files(arguments.decisions)
     from pathlib import Path
 
     from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.workflows.clean import find_problems_of_source, images_folder, write_findings
 
-    reader = read_embedding(arguments)
+    reader = inputs.read_embedding(arguments)
     findings = find_problems_of_source(reader, arguments.source, settings, arguments.split)
     if arguments.csv is not None:
         write_findings(arguments.csv, findings)

@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         """Words of a command line in which a flag does not take positional arguments for values that it cannot have.
 
         A flag with any number of values takes all words up to the next flag: without a separator, `--intervals run`
-        would be an interval called run. What is after `--` is not looked at.
+        would be an interval called run. Words after `--` are ignored.
         """
         self.add_argument(SEPARATOR, action="store_true", help=argparse.SUPPRESS)
         result: list[str] = []

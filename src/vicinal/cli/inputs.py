@@ -260,7 +260,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
     Args:
         arguments: the flags of the command.
         stored: those of the index.
-        sources: what is to be searched or added.
+        sources: the images to be searched or added.
 
     Raises:
         InputError: the model of the index is not known, or it or another file is not where it was.
@@ -288,7 +288,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
 def reader_for(
     index: ImageIndex, arguments: Arguments, sources: Sequence[str], **options: Any
 ) -> tuple[EmbeddingReader, ContextRefiner | None]:
-    """What embeds images as those of the index, and refines them; by the flags, or else as the index was built.
+    """The embedder and refiner of the images of the index; by the flags, or else as the index was built.
 
     Raises:
         InputError: model or refiner are not those of the index, or not to be found.

@@ -6,17 +6,8 @@ import argparse
 import sys
 from dataclasses import asdict, replace
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
-from vicinal.cli.inputs import (
-    IMAGES,
-    add_json,
-    add_refiner,
-    check_files,
-    check_folder,
-    check_model,
-    check_source,
-    load_refiner,
-)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -35,7 +26,7 @@ def add_models(parser: Parser) -> None:
         "--batch_size", type=integer_from(1), metavar="INT", help="with --measure: images per batch (default: 16)"
     )
     parser.add_argument("--device", help="with --measure: such as cpu or cuda (default: a GPU where there is one)")
-    add_json(parser)
+    inputs.add_json(parser)
 
 
 def models(arguments: Arguments) -> None:
@@ -86,14 +77,14 @@ def add_export(parser: Parser) -> None:
                             default=argparse.SUPPRESS, help=f"short for --precision {precision}")  # fmt: skip
     images = parser.add_argument_group("images of the report and of int8")
     images.add_argument("--check", metavar="SOURCE", help="labeled images on which recall@1 and mAP@R are compared "
-                        f"before and after (default: the split val of a run): {IMAGES}")  # fmt: skip
+                        f"before and after (default: the split val of a run): {inputs.IMAGES}")  # fmt: skip
     images.add_argument("--split", help="use only the images of this split of --check or of the run, such as test")
     images.add_argument("--calibration_images", metavar="SOURCE", help="images by which int8 is calibrated (default: "
                         "the split train of a run)")  # fmt: skip
     skipped = [name for name in EmbeddingOptions.__dataclass_fields__ if name not in OF_READER]
     add_settings(images, EmbeddingOptions, skip=skipped)
     refined = parser.add_argument_group("refinement as part of the exported model")
-    add_refiner(refined, "needs --gallery")
+    inputs.add_refiner(refined, "needs --gallery")
     refined.add_argument("--gallery", metavar="SOURCE", help="the embeddings among which the refiner finds neighbors: "
                          "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
     hub = parser.add_argument_group("upload")
@@ -104,18 +95,18 @@ def add_export(parser: Parser) -> None:
         "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
     )
     hub.add_argument("--private", action="store_true", help="nobody else sees a new model on the Hub")
-    add_json(parser)
+    inputs.add_json(parser)
 
 
 def export(arguments: Arguments) -> None:
     """Export a model for ONNX Runtime or OpenVINO, from pixels to the unit vector, if it loses next to nothing."""
-    check_model(arguments.source)
+    inputs.check_model(arguments.source)
     if arguments.private and arguments.push_to_hub is None:
         raise InputError("private is about a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
     for source in (arguments.check, arguments.calibration_images, arguments.gallery):
-        check_source(source)
-    check_folder(arguments.refiner, "refiner")
-    check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
+        inputs.check_source(source)
+    inputs.check_folder(arguments.refiner, "refiner")
+    inputs.check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
     from vicinal.export.settings import ExportSettings
     from vicinal.workflows.embedding_reader import EmbeddingReader
     from vicinal.workflows.export import export_source
@@ -129,7 +120,7 @@ def export(arguments: Arguments) -> None:
         check=arguments.check,
         split=arguments.split,
         calibration_images=arguments.calibration_images,
-        refiner=load_refiner(arguments),
+        refiner=inputs.load_refiner(arguments),
         gallery=arguments.gallery,
         push_to_hub=arguments.push_to_hub,
         private=arguments.private,

@@ -7,26 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, flag_type, integer_from, print_result, read_settings
-from vicinal.cli.inputs import (
-    INDEX,
-    add_embedding,
-    add_json,
-    add_refiner,
-    add_reranking,
-    check_embedding,
-    check_files,
-    check_index,
-    check_models,
-    check_source,
-    is_url,
-    load_refiner,
-    made_with,
-    read_embedding,
-    read_reranking,
-    reader_for,
-    use_flags_of_index,
-)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -38,7 +20,7 @@ DEFAULT_K = 10
 
 def add_search(parser: Parser) -> None:
     """Add the flags of `vicinal search`."""
-    parser.add_argument("index", help=INDEX)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
     parser.add_argument(
         "-k", type=integer_from(1), metavar="INT",
@@ -61,13 +43,14 @@ def add_search(parser: Parser) -> None:
         metavar="PICTURE",
         help="draw queries and matches, such as found.png; what does not fit on it is drawn on found_2.png and so on",
     )
-    add_refiner(parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in "
-                "the index")  # fmt: skip
-    add_reranking(
+    inputs.add_refiner(
+        parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in the index"
+    )
+    inputs.add_reranking(
         parser, "each query is compared with all images that may be found, and scores are those of the method"
     )
-    add_embedding(parser, split=False, where=False)
-    add_json(parser)
+    inputs.add_embedding(parser, split=False, where=False)
+    inputs.add_json(parser)
     parser.show_first(
         "k", "exclude_self", "where", "group_by", "min_score", "min_probability", "grid", "rerank", "model", "json",
     )  # fmt: skip
@@ -75,25 +58,25 @@ def add_search(parser: Parser) -> None:
 
 def search(arguments: Arguments) -> None:
     """Find the nearest images in an index, for images, folders of images, or embeddings."""
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     for source in arguments.queries:
-        check_source(source)
-    check_embedding(arguments)
-    reranking = read_reranking(arguments)
+        inputs.check_source(source)
+    inputs.check_embedding(arguments)
+    reranking = inputs.read_reranking(arguments)
     from vicinal.retrieval import Index, match_images, search_images
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
     index = Index.load(arguments.index)
-    reader, refiner = reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
+    reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
     has_minimum = arguments.min_score is not None or arguments.min_probability is not None
     find: Callable[..., Sequence[SearchResult]] = search_images
     if has_minimum or (index.calibration is not None and reranking is None):
         warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []
-    flags = made_with(arguments, arguments.queries[0])
+    flags = inputs.made_with(arguments, arguments.queries[0])
     for queries in reader.embed_sources(arguments.queries):
-        check_models(index, refiner, queries, flags)
+        inputs.check_models(index, refiner, queries, flags)
         found += find(
             index,
             queries.vectors,
@@ -153,7 +136,7 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
                         "hosts if a request asks for it; without it, from none")  # fmt: skip
     parser.add_argument("--no_access_log", action="store_true", help="write no line per request to stderr")
-    add_refiner(parser, "that of the index, if it was built with one")
+    inputs.add_refiner(parser, "that of the index, if it was built with one")
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=NOT_ABOUT_MODELS)
     add_settings(parser.add_argument_group("limits"), Limits)
 
@@ -183,23 +166,23 @@ def serve(arguments: Arguments) -> None:
     if loaded is None:  # the service connects by itself
         index.close()
     service = Service(
-        arguments.index, embedder, limits, arguments.read_only, load_refiner(arguments), arguments.allow_url,
+        arguments.index, embedder, limits, arguments.read_only, inputs.load_refiner(arguments), arguments.allow_url,
         loaded,
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
 
 def _check_flags(arguments: Arguments) -> None:
-    """Raise InputError for flags that exclude each other, or name what is not there; --onnx becomes --model."""
-    if is_url(arguments.index) and arguments.refiner is not None:
+    """Raise InputError for flags that exclude each other, or name missing files; --onnx becomes --model."""
+    if inputs.is_url(arguments.index) and arguments.refiner is not None:
         raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
-    check_index(arguments.index)
-    check_files(arguments.token_file, arguments.onnx)
+    inputs.check_index(arguments.index)
+    inputs.check_files(arguments.token_file, arguments.onnx)
     if arguments.onnx is not None:
         if getattr(arguments, "model", None) is not None:
             raise InputError("--onnx is a model in place of --model; give one of them")
         arguments.model = arguments.onnx
-    check_embedding(arguments)
+    inputs.check_embedding(arguments)
 
 
 def _port(text: str) -> int:
@@ -211,9 +194,9 @@ def _port(text: str) -> int:
 
 
 def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
-    """What embeds images as those of the index; None if no model is known."""
+    """The embedder of the images of the index; None if no model is known."""
     if "model" in index.made_with:
-        use_flags_of_index(arguments, index.made_with, [])
+        inputs.use_flags_of_index(arguments, index.made_with, [])
     if getattr(arguments, "model", None) is None:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
@@ -221,8 +204,8 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
     from vicinal.serving.embedders import TorchEmbedder
     from vicinal.workflows.models import usable_device
 
-    reader = read_embedding(arguments)
-    index.check_model(reader.fingerprint, made_with(arguments, str(arguments.index)))
+    reader = inputs.read_embedding(arguments)
+    index.check_model(reader.fingerprint, inputs.made_with(arguments, str(arguments.index)))
     return TorchEmbedder(
         reader.with_engine(reader.loaded_model),
         os.path.basename(os.path.normpath(arguments.model)),

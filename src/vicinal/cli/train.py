@@ -24,7 +24,7 @@ EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "mo
 
 
 class Help(NamedTuple):
-    """What `--help` shows beside the flags: texts of the settings that matter most, and examples.
+    """The text of `--help` beside the flags: the settings that matter most, and examples.
 
     A text without a default is followed by that of the setting.
     """
@@ -65,7 +65,7 @@ REFINE_HELP = Help(
         "labels": "with embeddings: file of their labels (default: those in the file or beside it)",
         "run": "instead of embeddings: folder of a training run, whose images are embedded",
         "devices": "with run: number of GPUs or processes that embed its images (default: 1)",
-        "val_fraction": "fraction of the classes for validation, if there is no split val",
+        "val_fraction": "fraction of the classes for validation, without a split val",
         "embedder_fraction": "with run: fraction of the classes on which a new embedder is trained",
         "refiner.depth": "number of blocks",
         "refiner.num_heads": "number of attention heads",

@@ -365,7 +365,7 @@ class BaseTrainer(ABC):
         try:
             self._write_model(metrics)
             self._write_cost()
-        finally:  # the curves also show why there is no model worth writing
+        finally:  # the curves also show why no model was worth writing
             if self.is_main_process:
                 self._write_curves()
 

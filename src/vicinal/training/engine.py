@@ -22,21 +22,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
 
+from vicinal.training import strategy
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
-from vicinal.training.strategy import (
-    average_gradients,
-    create_strategy,
-    exclude_from_ddp,
-    gather_optimizer_state,
-    gathered,
-    global_grad_norm,
-    own_part,
-    part_like,
-    shard_optimizer_state,
-    shard_squares,
-    sharded_centers,
-    whole,
-)
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -89,7 +76,7 @@ class Engine:
         factors = {names[each]: factor for each, factor in (lr_factors or {}).items()}
         self._frozen_digest: str | None = None
         self.bare_module = module
-        exclude_from_ddp(module, self.settings.precision)
+        strategy.exclude_from_ddp(module, self.settings.precision)
         self.module = self.fabric.setup_module(module)
         own = dict(module.named_parameters())
         groups = {group: [own[name] for name in names] for group, names in named_groups.items()}
@@ -114,16 +101,16 @@ class Engine:
         """Undo loss scaling, and return the norm of the gradient, with this process's shards, []."""
         self.precision.unscale_gradients(self.optimizer.optimizer)
         if self.settings.shards_weights:
-            shards = {*sharded_centers(self.bare_module)}
-            average_gradients(each for each in self.bare_module.parameters() if each not in shards)
+            shards = {*strategy.sharded_centers(self.bare_module)}
+            strategy.average_gradients(each for each in self.bare_module.parameters() if each not in shards)
         return get_total_norm(self._gradients())
 
     def _gradients(self) -> list[Tensor]:
-        return [own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
+        return [strategy.own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
 
     def shard_squares(self) -> Tensor | None:
-        """What all processes must add up for :meth:`clip_gradients`; None if nothing is sharded."""
-        return shard_squares(self.module)
+        """The squares that :meth:`clip_gradients` needs of all processes; None if nothing is sharded."""
+        return strategy.shard_squares(self.module)
 
     def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
         """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before.
@@ -133,13 +120,13 @@ class Engine:
             total_squares: the sum over processes of :meth:`shard_squares`.
         """
         max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
-        norm = clipped = global_grad_norm(norm, self.module, total_squares)
+        norm = clipped = strategy.global_grad_norm(norm, self.module, total_squares)
         gradients = self._gradients()
         if max_value is not None:
             torch._foreach_clamp_min_(gradients, -max_value)
             torch._foreach_clamp_max_(gradients, max_value)
         if max_value is not None and max_norm is not None:
-            clipped = global_grad_norm(get_total_norm(gradients), self.module)
+            clipped = strategy.global_grad_norm(get_total_norm(gradients), self.module)
         if max_norm is not None:
             torch._foreach_mul_(gradients, (max_norm / (clipped + 1e-6)).clamp_max(1.0))
         return norm.item()
@@ -167,9 +154,11 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """The state of module, optimizer and precision, for a checkpoint; every process must call this.
 
-        What is sharded is whole on the process of rank 0.
+        Sharded tensors are gathered on the process of rank 0.
         """
-        optimizer = gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module)
+        optimizer = strategy.gather_optimizer_state(
+            self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module
+        )
         return {
             "module": self.module_state(),
             "frozen": self.frozen_digest(),
@@ -180,12 +169,12 @@ class Engine:
     def module_state(self) -> dict[str, Tensor]:
         """The state of the module without the parameters that are not trained; every process must call this."""
         state = {name: value for name, value in self.bare_module.state_dict().items() if name not in self.frozen}
-        return cast(dict[str, Tensor], gathered(state))
+        return cast(dict[str, Tensor], strategy.gathered(state))
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of :meth:`module_state`."""
         own = dict(self.bare_module.named_parameters())
-        parts = {name: part_like(own[name], value) if name in own else value for name, value in state.items()}
+        parts = {name: strategy.part_like(own[name], value) if name in own else value for name, value in state.items()}
         self.bare_module.load_state_dict({**self.frozen, **parts})
 
     def frozen_digest(self) -> str:
@@ -197,7 +186,7 @@ class Engine:
             digest = hashlib.sha256()
             for name, parameter in self.frozen.items():
                 digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-                values = whole(parameter.detach()).cpu().contiguous()
+                values = strategy.whole(parameter.detach()).cpu().contiguous()
                 digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
             self._frozen_digest = digest.hexdigest()
         return self._frozen_digest
@@ -214,7 +203,7 @@ class Engine:
                 "pretrained weights, or the version of torch or timm, are others"
             )
         self.load_module_state(state["module"])
-        optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
+        optimizer_state = strategy.shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
         self.optimizer.load_state_dict(optimizer_state)
         self.precision.load_state_dict(state["precision"])
 
@@ -250,7 +239,7 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
             accelerator=settings.accelerator,
             devices=devices,
             num_nodes=num_nodes,
-            strategy=create_strategy(devices * num_nodes, settings.shards_weights, find_unused_parameters),
+            strategy=strategy.create_strategy(devices * num_nodes, settings.shards_weights, find_unused_parameters),
             plugins=[precision, cluster_environment(launch)],
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
@@ -269,7 +258,7 @@ def join_processes(fabric: Fabric) -> None:
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:
-    """What Fabric learns of ranks and addresses."""
+    """Ranks and addresses for Fabric."""
     if launch.launcher == "torchrun":
         return TorchElasticEnvironment()
     if launch.launcher == "SLURM":
@@ -289,7 +278,7 @@ def create_optimizer(
     """
     decay = settings.weight_decay
     loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
-    decays = {"loss": loss_decay, "pooling": 0.0}  # a smaller exponent of GeM is no simpler model
+    decays = {"loss": loss_decay, "pooling": 0.0}  # decay of GeM's exponent does not regularize
     groups = [
         {"params": same, "name": name, "weight_decay": decays.get(name, decay), "lr_factor": factor}
         for name, parameters in parameter_groups.items()
@@ -330,7 +319,7 @@ class WeightAverage:
     Args:
         module: the module that is trained.
         names: the names of its parameters that are trained.
-        decay: the decay per step; None: there is no average, and nothing has an effect.
+        decay: the decay per step; None: nothing is averaged.
 
     Example:
         >>> module = nn.Linear(1, 1, bias=False)
@@ -357,7 +346,7 @@ class WeightAverage:
 
     @contextmanager
     def in_module(self) -> Iterator[None]:
-        """With the average in place of the weights; what is loaded into the module then is the new average."""
+        """With the average in place of the weights; weights that are loaded meanwhile become the new average."""
         self.swap()
         try:
             yield
@@ -373,8 +362,8 @@ class WeightAverage:
             average.copy_(value)
 
     def _parts(self) -> list[Tensor]:
-        """What this process holds of the tensors that are averaged."""
-        return [own_part(tensor.detach()) for tensor in self.tensors.values()]
+        """The parts of the averaged tensors that this process holds."""
+        return [strategy.own_part(tensor.detach()) for tensor in self.tensors.values()]
 
     def select(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A copy of the part of a module's state that is averaged."""

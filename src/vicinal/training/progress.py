@@ -182,7 +182,8 @@ class CsvLog:
             self.columns = list(values)
             text = _lines(self.columns)
         with self.path.open("a", newline="") as file:
-            file.write(text + _lines([_short(values[column]) for column in self.columns]))
+            row = [values[column] for column in self.columns]
+            file.write(text + _lines([str(each) if isinstance(each, int) else f"{each:.6g}" for each in row]))
 
 
 def _read_complete(path: Path) -> list[list[str]]:
@@ -197,10 +198,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.inf
-
-
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def _lines(*rows: list[str]) -> str:

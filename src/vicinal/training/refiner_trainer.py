@@ -266,7 +266,7 @@ class RefinerTrainer(BaseTrainer):
             )
 
     def _guardrail_text(self) -> str:
-        """What else an epoch must not lose, for messages."""
+        """The second minimum of an epoch, for messages."""
         names = self.settings.guardrail_metrics
         sizes = ", ".join(map(str, self.guardrails))
         text = f" without a lower {' or '.join(names)}" if names else ""

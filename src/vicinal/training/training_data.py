@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Generator
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,47 +114,22 @@ def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBat
     """
     if settings.coarse_classes_per_batch == 0:
         return create_flat_sampler(settings, table)
-    coarse_labels, sizes = _coarse_labels(table, settings.coarse_column), fit_batches(settings, table)
     return HierarchicalBatchSampler(
         table.labels,
-        coarse_labels,
-        *sizes,
+        _coarse_labels(table, settings.coarse_column),
+        *fit_batches(settings, table),
         settings.coarse_classes_per_batch,
-        class_sampling=cast(Literal["by_size", "uniform"], settings.class_sampling),
         coarse_sampling=settings.coarse_sampling,
-        num_batches=_num_batches(settings),
-        small_classes=settings.small_classes,
-        seed=settings.seed,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-        class_names=table.classes,
+        **_of_classes(settings, table),
     )
 
 
 def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:
     """The batch sampler of this process, without regard to coarse labels."""
-    rank, world_size = distributed.rank(), distributed.world_size()
     sizes = fit_batches(settings, table)
     if sizes.samples_per_class == 0:
-        return RandomBatchSampler(
-            len(table),
-            sizes.batch_size,
-            num_batches=_num_batches(settings),
-            seed=settings.seed,
-            rank=rank,
-            world_size=world_size,
-        )
-    return ClassBalancedBatchSampler(
-        table.labels,
-        *sizes,
-        class_sampling=settings.class_sampling,
-        num_batches=_num_batches(settings),
-        small_classes=settings.small_classes,
-        seed=settings.seed,
-        rank=rank,
-        world_size=world_size,
-        class_names=table.classes,
-    )
+        return RandomBatchSampler(len(table), sizes.batch_size, **_of_processes(settings))
+    return ClassBalancedBatchSampler(table.labels, *sizes, **_of_classes(settings, table))
 
 
 def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
@@ -162,9 +137,16 @@ def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
     return math.ceil(len(create_sampler(settings, table)) / settings.accumulate_grad_batches)
 
 
-def _num_batches(settings: BaseSettings) -> int | None:
+def _of_classes(settings: BaseSettings, table: Table) -> dict[str, Any]:
+    classes = {name: getattr(settings, name) for name in ("class_sampling", "small_classes")}
+    return {**classes, "class_names": table.classes, **_of_processes(settings)}
+
+
+def _of_processes(settings: BaseSettings) -> dict[str, Any]:
     steps = settings.steps_per_epoch
-    return None if steps is None else steps * settings.accumulate_grad_batches
+    num_batches = None if steps is None else steps * settings.accumulate_grad_batches
+    process = {"rank": distributed.rank(), "world_size": distributed.world_size()}
+    return {"num_batches": num_batches, "seed": settings.seed, **process}
 
 
 def _coarse_labels(table: Table, column: str) -> npt.NDArray[np.generic]:

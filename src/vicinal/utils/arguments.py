@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from numbers import Integral, Real
 from types import FunctionType, NoneType
 from typing import Any, TypeGuard
@@ -167,11 +167,8 @@ def require_left_out(settings: Any, prefix: str, names: tuple[str, ...], unless:
     for each in fields(settings):
         if each.name in names:
             value = getattr(settings, each.name)
-            require(value == _default(each), f"{prefix}{each.name}", value, f"left out unless {unless}")
-
-
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            require(value == default, f"{prefix}{each.name}", value, f"left out unless {unless}")
 
 
 def first_paragraph(kind: type) -> str:
@@ -180,7 +177,7 @@ def first_paragraph(kind: type) -> str:
 
 
 def argument_texts(kind: type) -> dict[str, str]:
-    """What the docstrings of a class and of its base classes say about each argument, each on one line.
+    """The description of each argument in the docstrings of a class and its base classes, on one line each.
 
     Example:
         >>> class Circle:

@@ -146,7 +146,7 @@ def _rounds(device: torch.device) -> bool:
 
 
 def _settings(kind: str) -> Any:
-    """What torch holds of matrix products on a kind of device."""
+    """The settings of torch for matrix products on a kind of device."""
     return torch.backends.cuda.matmul if kind == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
 
 

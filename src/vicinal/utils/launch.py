@@ -17,7 +17,7 @@ NEEDED = {"torchrun": "LOCAL_RANK", "SLURM": "SLURM_LOCALID"}
 
 @dataclass(frozen=True)
 class Launch:
-    """What started the processes of a run, as their environment says.
+    """The launcher of the processes of a run, by their environment.
 
     Attributes:
         launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one.

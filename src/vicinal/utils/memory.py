@@ -26,14 +26,14 @@ CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Check that memory is available for what is about to be allocated, and some more for what is done with it.
+    """Check that memory is available for an allocation, and some more for its use.
 
     Args:
         num_bytes: the estimate.
         what: what the memory is for; the message of an error starts with it.
 
     Raises:
-        InputError: it is more than 80 % of what is available; the message has both figures.
+        InputError: it is more than 80 % of the available memory; the message has both figures.
 
     Example:
         >>> check_memory(2**60, "a.npy")  # doctest: +ELLIPSIS
@@ -76,7 +76,7 @@ def _reclaimable() -> int:
 
 
 def _of_limits() -> list[int]:
-    """What is left of the limits of this process (`ulimit -v` and `ulimit -d`)."""
+    """The rest of the limits of this process (`ulimit -v` and `ulimit -d`)."""
     try:
         import resource
 

@@ -120,7 +120,7 @@ class RunFolder:
     def new(self) -> Iterator[None]:
         """Begin a run in the folder and keep it to this process in a block, see :meth:`in_use`.
 
-        What a run that took no step left there is deleted.
+        The files of a run that took no step are deleted.
 
         Raises:
             InputError: the folder has something else, or another process trains in it.
@@ -204,7 +204,7 @@ def read_log(path: Path) -> pd.DataFrame:
         One row per line, all columns numeric. In a line that a killed process left unfinished, missing values are NaN.
 
     Raises:
-        InputError: the file is no such log.
+        InputError: the file is not such a log.
     """
     import pandas as pd
 
@@ -221,7 +221,7 @@ def read_log(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What the training of a run took.
+    """The time and memory of a training.
 
     Attributes:
         seconds: from the first image to the finished model with all evaluations, as a clock on the wall measures it,

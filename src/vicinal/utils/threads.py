@@ -64,7 +64,7 @@ def map_in_order(
 
     Args:
         function: takes an item.
-        items: what it is applied to.
+        items: its arguments, one per call.
         num_threads: number of threads.
         start: called once by each thread.
 

@@ -1,4 +1,4 @@
-"""What the verbs of the command do, callable from Python."""
+"""The verbs of the command, callable from Python."""
 
 from typing import TYPE_CHECKING
 

@@ -47,10 +47,10 @@ class EmbeddedTable:
         origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
             that they were read from.
         postprocessing: names of the steps after the model; different steps have different names.
-        cost: what the model costs, if that was asked for.
+        cost: the costs of the model, if asked for.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out: they cannot be read or, in a folder, are not images.
-        engine: what ran the model, if that is known.
+        engine: the engine of the model, if known.
     """
 
     vectors: Floats
@@ -136,7 +136,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
 def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
     """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
 
-    What Vicinal stored has them already, and may be asked for by the names that they had before.
+    Stored tables have them already, and may be asked for by the names that they had before.
 
     Args:
         table: as it was read.
@@ -165,7 +165,7 @@ def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
 
 
 def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
-    """Stored embeddings, whose model is unknown, with what is known of its cost."""
+    """Stored embeddings, whose model is unknown, with the known costs."""
     from vicinal.evaluation.model_costs import ModelCost
 
     return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))

@@ -264,7 +264,7 @@ class EmbeddingReader(ModelOptions):
 
 
 def _on_error_of_run(run: RunFolder) -> OnError:
-    """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
+    """How the training of a run treated unreadable images; "raise" if its recipe does not say."""
     return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
 
 

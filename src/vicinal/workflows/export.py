@@ -42,7 +42,7 @@ def export_source(
     Args:
         source: as for :func:`~vicinal.workflows.load_model`.
         out: the file of the exported model.
-        settings: what is exported.
+        settings: of the export.
         reader: how tables of images are read, and weights and pooling of backbones.
         check: images with labels, on which the parity is measured; None: the split val of a run, if it has one, and
             else random pixels.

@@ -1,4 +1,4 @@
-"""What pretrained and trained models offer and cost: dimension, size, license, training, and their speed."""
+"""Properties and costs of pretrained and trained models: dimension, size, license, training, and their speed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
 
     Args:
         embed: such as :meth:`vicinal.Embedder.embed`.
-        images: what is embedded.
+        images: the embedded images.
         batch_size: images per batch.
         options: more arguments of `embed`.
     """
@@ -56,11 +56,11 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
 
 
 def model_cost(model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None) -> ModelCost:
-    """What a model costs.
+    """The costs of a model.
 
     Args:
         model: the model.
-        source: what it was loaded from, see :func:`~vicinal.workflows.load_model`. The folder of a run, or the model
+        source: its source, see :func:`~vicinal.workflows.load_model`. The folder of a run, or the model
             folder in it, tells what the training took.
         dim: dimension of the embeddings after all steps.
         images_per_second: that it embedded.
@@ -115,14 +115,14 @@ def kind_of_training(recipe: Mapping[str, Any], is_backbone: bool) -> Kind:
 
 
 def _get(values: Any, *keys: str) -> Any:
-    """A value in nested mappings; None if there is none."""
+    """A value in nested mappings; None if it is missing."""
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 def _training_cost(source: Path) -> TrainingCost | None:
-    """What the training of a run took, given its folder or that of its model."""
+    """The cost of a training, given the folder of its run or of its model."""
     for run in (RunFolder(source), RunFolder(source.parent)):
         if run.recipe.is_file() and source in (run.path, run.model):
             return TrainingCost.load(run.training)
@@ -137,12 +137,12 @@ class PretrainedModel:
     """A backbone with published weights, as a model without training.
 
     Attributes:
-        name: what is given as the model.
+        name: the given model.
         dim: dimension of the embeddings.
         size: side of the images in pixels.
         num_parameters: of the network, with its pooling and projection.
-        pooling: what gives the image embedding, see :func:`~vicinal.models.default_pooling`; None: the network has no
-            pooling of its own, and one must be chosen.
+        pooling: of the image embedding, see :func:`~vicinal.models.default_pooling`; None: it has no pooling of its
+            own, and one must be chosen.
         license: of the weights, as timm gives it; None if timm does not have them or does not know it.
         images_per_second: that the network embeds on this machine; None if it was not measured.
 

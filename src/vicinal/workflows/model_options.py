@@ -60,7 +60,7 @@ class ModelOptions(EmbeddingOptions):
     def with_engine(
         self, model: Embedder | ExportedEmbedder, num_images: int | None = None
     ) -> Embedder | ExportedEmbedder:
-        """What embeds images by the engine of the options; see :func:`with_engine`."""
+        """The embedder by the engine of the options; see :func:`with_engine`."""
         if isinstance(model, ExportedEmbedder):
             return model
         obstacle = None
@@ -92,7 +92,7 @@ class ModelOptions(EmbeddingOptions):
 
     @property
     def image_steps(self) -> tuple[str, ...]:
-        """What is done otherwise with images than by the model alone; different ways have different names."""
+        """The options that change embeddings of the model, as one name."""
         if self.scales is None:
             return ()
         return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)

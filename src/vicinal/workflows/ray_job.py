@@ -349,11 +349,11 @@ def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) ->
 class EmbedBlock:
     """The second stage: an actor that holds the model, and maps pixels to embeddings.
 
-    What goes wrong becomes the result, since Ray would repeat what raises an error, or show the traceback.
+    Errors become the result, since Ray would repeat what raises an error, or show the traceback.
 
     Args:
         reader: How images become embeddings; its model is loaded on the machine of the actor.
-        source: What they are the images of.
+        source: The source of the images.
         fingerprint: That of the model, which must be the same on all machines.
         num_threads: Of PyTorch, on a CPU.
         attempts: The actor :class:`~vicinal.workflows.ray_job.Attempts`.

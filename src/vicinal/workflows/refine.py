@@ -203,7 +203,7 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
     The columns is_query and is_gallery are for tests and are removed: here every image is both.
 
     Raises:
-        InputError: there are no labels, too few classes or images in a split, or a class is in both splits.
+        InputError: labels are missing, too few classes or images in a split, or a class is in both splits.
     """
     vectors, table, fingerprint = embedded
     table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
@@ -230,7 +230,7 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
 
 
 def _with_val(table: Table, settings: RefinerSettings) -> Table:
-    """The table with a split val, made of some of the classes if there is none, unless all of them are trained on."""
+    """The table with a split val, made of some classes if it is missing, unless all of them are trained on."""
     if table.has("split") and "val" in table.splits:
         return table
     if settings.val_fraction == 0:

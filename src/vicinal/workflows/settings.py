@@ -37,8 +37,8 @@ class EmbeddingOptions:
         num_workers: number of processes that read images.
         precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda; None takes a GPU where there is one.
-        engine: what runs the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is
-            faster on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
+        engine: of the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is faster
+            on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
             500 images or more, if its vectors are those of torch up to 0.0001, else torch.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
             run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
@@ -81,7 +81,7 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What a calibration is asked for.
+    """The options of a calibration.
 
     Args:
         false_accept_rate: the fraction of queries of unknown classes that may be accepted.
@@ -117,7 +117,7 @@ MAX_SEED = 2**32 - 1  # of scikit-learn
 
 @dataclass(frozen=True)
 class CleanSettings:
-    """What counts as a finding.
+    """The options of finding errors in a dataset.
 
     Args:
         num_neighbors: neighbors of each image, from which label errors and outliers are told.
@@ -170,7 +170,7 @@ BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is measured, and by which protocol.
+    """The metrics and their protocol.
 
     Args:
         recall_at: the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
@@ -182,7 +182,7 @@ class EvaluationSettings:
             names, else standard.
         root: folder of the ground truth of roxford and rparis.
         group_by: a column of the table; the metrics of each group of queries are given too.
-        intervals: what is resampled for confidence intervals, classes or queries; None: there are no intervals.
+        intervals: the units that are resampled for confidence intervals, classes or queries; None: without intervals.
         confidence_level: of the intervals, between 0 and 1.
         num_resamples: number of bootstrap samples, and of permutations for p-values.
         seed: seed of everything random.

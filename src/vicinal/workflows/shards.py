@@ -39,7 +39,7 @@ class ShardJob:
         table: The rows of the shard.
         manifest: That of the shard in the folder.
         reader: How images become embeddings.
-        source: What they are the images of.
+        source: The source of the images.
         batch_size: Images per batch.
     """
 
@@ -156,7 +156,7 @@ def shard_job(
     split: str | None,
     part_size: int,
 ) -> Iterator[ShardJob]:
-    """What is left to do of a shard, which no other process completes meanwhile. Arguments as of `embed_shard`.
+    """The rest of a shard, which no other process completes meanwhile. Arguments as of `embed_shard`.
 
     Raises:
         InputError: As of `embed_shard`.

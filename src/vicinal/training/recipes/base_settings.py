@@ -153,7 +153,7 @@ class BaseSettings:
 
     @property
     def launch(self) -> Launch:
-        """What started the processes.
+        """The launcher of the processes.
 
         Raises:
             InputError: they are not as many as the settings say.

@@ -284,7 +284,7 @@ _NETWORK = {"backbone", "backbone_args", "head_whitening"}  # settings that name
 class Recipe(BaseRecipe):
     """The recipe of a training run: data, transform, model, loss, optimizer, schedule and all other settings.
 
-    Where it names no backbone and there is no GPU, the backbone is a small one.
+    Without a backbone and without a GPU, it takes a small backbone.
 
     Attributes:
         settings: all settings except those of the model and the loss.

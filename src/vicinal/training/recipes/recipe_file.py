@@ -80,6 +80,12 @@ class RecipeFile:
             result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
         return result._overridden_by(file)
 
+    def place_of(self, key: str) -> Place | None:
+        """The place of a key with dots, or of the nearest key above it; None if the file has neither."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places.get(key)
+
     def _overridden_by(self, other: RecipeFile) -> RecipeFile:
         places = dict(self.places)
         values = _merged(self.values, other.values, "", places)

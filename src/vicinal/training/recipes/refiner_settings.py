@@ -36,7 +36,7 @@ class ContextAugmentation:
             they are normalized again; 0 for none. null: so much that training images are found as often among each
             other as those of the split val are without noise, which is logged.
         noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
-            embeddings, so that there are more of other classes; "neighbor" keeps the neighbors and draws noise for each
+            embeddings, so that more are of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
         noise_covariance: "embeddings" gives the noise the covariance of the training embeddings, so that images of one
             class come near those of others; "isotropic" the same variance in all directions, which lowers all
@@ -122,7 +122,7 @@ class RefinerSettings(BaseSettings):
         embedder_fraction: fraction of the run's training classes on which a new embedder is trained by the run's
             recipe; the refiner is trained on that embedder's embeddings of the other classes, which it never saw. 0:
             the run's own embedder and all training classes.
-        val_fraction: fraction of the classes that are used for validation, where there is no split val; 0, which needs
+        val_fraction: fraction of the classes that are used for validation, without a split val; 0, which needs
             `keep: last`: all classes are trained on.
         augmentation: augmentation of embeddings and neighbors.
         label_smoothing: fraction of any loss that is computed with the labels of the batch in random order. For a loss

@@ -298,7 +298,7 @@ def _difference(cell: SweepCell, first: SweepCell, name: str) -> str:
 
 
 def _remark(cell: SweepCell, most: int) -> list[str]:
-    """What is missing in a cell."""
+    """The missing seeds of a cell."""
     number = len(cell.metrics)
     remarks = [counted(number, "seed")] if 0 < number < most else []
     return [*remarks, *(f"failed: {failure}" for failure in cell.failures[:1])]
