@@ -245,11 +245,10 @@ def test_what_the_second_pass_needs_must_not_be_changed_before_it(which: str) ->
 # Precision -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_both_passes_have_the_same_precision(dtype: torch.dtype) -> None:
+def test_both_passes_have_the_same_precision() -> None:
     model, loss = embedder(**RANDOM), MultiSimilarityLoss()
     # With the cache, which casts a weight once for the whole graph, its gradients are added up in half precision.
-    ours, expected = both_ways(model, loss, 4, dtype=dtype, cache_enabled=False)
+    ours, expected = both_ways(model, loss, 4, dtype=torch.bfloat16, cache_enabled=False)
     assert_near(ours, expected, 1e-6)
     precise, _ = both_ways(model, loss, 4)
     assert not torch.equal(ours[0], precise[0])

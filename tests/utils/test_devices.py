@@ -69,6 +69,7 @@ def test_a_kernel_that_fails_is_replaced_by_pytorch(
     assert devices.uses_kernel(torch.zeros(1), "y", lambda device: True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="this version of Triton compiles from other arguments")
 @pytest.mark.skipif(not COMPILER.exists(), reason="this Triton has no compiler for NVIDIA's GPUs")
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
