@@ -26,6 +26,10 @@ def test_the_archive_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "grocery.zip").unlink()
     assert grocery(tmp_path).paths == table.paths
     assert grocery(tmp_path / "grocery/images").paths == table.paths
+    written = tmp_path / "grocery" / "images" / "table.csv"
+    written.write_text("".join(written.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match=r"grocery/images: its files have changed or are damaged; delete this folder"):
+        grocery(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../evil.jpg", "a/../../evil/c.jpg", "/etc/a/evil.jpg", "a/b/c/d.jpg", "other.csv"])

@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import replace_folder
+from vicinal.utils.files import DIGESTS, matches_digests, replace_folder, write_digests
 
 TABLE = "table.csv"
 
@@ -63,6 +63,8 @@ def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
 def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> None:
     """Fill a folder once and atomically, even if several processes call this at the same time or one is killed.
 
+    It is filled again if its files, but not those in folders below, are not what was written.
+
     Args:
         folder: The folder.
         marker: A file or folder in it that exists when it is complete.
@@ -71,16 +73,30 @@ def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> N
     Raises:
         InputError: The folder holds other files or cannot be written.
     """
-    if (folder / marker).exists():
+    if _is_whole(folder, marker):
         return
     with _write_errors(folder), FileLock(_create(folder.parent) / f".{folder.name}.lock"):
-        if (folder / marker).exists():
+        if _is_whole(folder, marker):
             return
-        if folder.exists() and any(folder.iterdir()):
+        if (folder / DIGESTS).exists():
+            log(f"{folder} has changed or is damaged")
+        elif folder.exists() and any(folder.iterdir()):
             raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
         log(f"preparing {folder}")
         with replace_folder(folder) as new:
             fill(new)
+            write_digests(new)
+
+
+def _is_whole(folder: Path, marker: str) -> bool:
+    """Whether a folder is complete, and unchanged where it was filled by :func:`prepare_folder`."""
+    return (folder / marker).exists() and (not (folder / DIGESTS).exists() or matches_digests(folder))
+
+
+def check_unchanged(folder: Path) -> None:
+    """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files are not what was written."""
+    if (folder / DIGESTS).exists() and not matches_digests(folder):
+        raise InputError(f"{folder}: its files have changed or are damaged; delete this folder, which is made again")
 
 
 def _create(folder: Path) -> Path:
