@@ -49,7 +49,6 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     ),
     "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
     "contextual, sigmoid, memory": lambda: CrossBatchMemory(ContextualLoss(4, theta="sigmoid"), 31),
-    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 31),
 }
 MAX_CALLS: dict[str, tuple[Callable[[], Loss], int]] = {
     # The gradient of the weights, that of the embeddings, the embeddings, and the control message; then what the loss

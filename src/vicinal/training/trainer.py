@@ -22,26 +22,12 @@ from vicinal.models import Embedder
 from vicinal.models.downloads import is_downloaded
 from vicinal.models.execution import Precision
 from vicinal.models.head import set_to_attenuated_whitening
+from vicinal.training import class_centers, sample_selection
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
-from vicinal.training.class_centers import (
-    check_initial_centers,
-    copy_centers_from_run,
-    create_centers,
-    save_centers,
-    set_centers_to_class_means,
-)
 from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
 from vicinal.training.fine_tuning import layer_factors, set_up_backbone
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.recipes.settings import TrainingSettings
-from vicinal.training.sample_selection import (
-    CoTeachingModule,
-    CoTeachingPlusModule,
-    PrismModule,
-    PrismSelector,
-    SelectionReport,
-    known_noisy,
-)
 from vicinal.training.strategy import put_together
 from vicinal.training.training_data import TrainLoader, create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
@@ -71,22 +57,24 @@ def create_training_module(
     torch.manual_seed(settings.seed)
     embedder, loss = _create_model_and_loss(recipe, len(classes))
     if not resumed:
-        check_initial_centers(settings.centers, loss, embedder)
+        class_centers.check_initial_centers(settings.centers, loss, embedder)
         check_transition(settings.transition, loss, classes)
     selection, size = settings.sample_selection, settings.micro_batch_size
     if selection.method == "none":
         return TrainingModule(embedder, loss, size)
     more: dict[str, Any] = {"warmup_epochs": selection.warmup_epochs, "micro_batch_size": size}
     if selection.method == "prism":
-        selector = PrismSelector(selection.noise_rate, selection.memory_size or num_images, selection.window)
-        return PrismModule(embedder, loss, selector, **more)
+        selector = sample_selection.PrismSelector(
+            selection.noise_rate, selection.memory_size or num_images, selection.window
+        )
+        return sample_selection.PrismModule(embedder, loss, selector, **more)
     _require_sample_values(loss, selection.method)
     peer, peer_loss = _create_model_and_loss(recipe, len(classes))
     more["noise_rate"] = selection.noise_rate
     if selection.method == "co-teaching":
-        return CoTeachingModule(embedder, loss, peer, peer_loss, **more)
+        return sample_selection.CoTeachingModule(embedder, loss, peer, peer_loss, **more)
     more["co_teaching_epochs"] = selection.co_teaching_epochs
-    return CoTeachingPlusModule(embedder, loss, peer, peer_loss, **more)
+    return sample_selection.CoTeachingPlusModule(embedder, loss, peer, peer_loss, **more)
 
 
 def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool) -> None:
@@ -113,7 +101,7 @@ def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_imag
 def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:
     embedder, loss = recipe.create_embedder(), recipe.create_loss()
     set_up_backbone(embedder, recipe.settings)
-    create_centers(loss, num_classes, embedder.train_output_dim)
+    class_centers.create_centers(loss, num_classes, embedder.train_output_dim)
     return embedder, loss
 
 
@@ -162,8 +150,11 @@ class Trainer(BaseTrainer):
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
         self.train_sample = self._train_sample()
-        noisy = known_noisy(self.images.table)
-        self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
+        noisy = sample_selection.known_noisy(self.images.table)
+        self.step_selection, self.epoch_selection = (
+            sample_selection.SelectionReport(noisy),
+            sample_selection.SelectionReport(noisy),
+        )
 
     def _train_sample(self) -> ImageDataset | None:
         """The training images that are evaluated too; all are queries and gallery images."""
@@ -322,9 +313,9 @@ class Trainer(BaseTrainer):
                 embed = partial(self._embed_rows, self.images, embedder)
                 rows, vectors = embed_own_part(len(self.images), self._test_batch_size, embed)
                 torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
-                set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
+                class_centers.set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
             elif centers != "random":
-                copy_centers_from_run(loss, centers, training.classes)
+                class_centers.copy_centers_from_run(loss, centers, training.classes)
         if self.settings.transition.source is not None:
             device, main = self.engine.fabric.device, self.is_main_process
             matrix = find_transition(self.settings.transition, self.images, device) if main else None
@@ -371,7 +362,7 @@ class Trainer(BaseTrainer):
             if self.progress.zero_shot > self.progress.best:
                 embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
             self._tell_scores()
-        save_centers(self.run.centers, self.loss, self.images.table.classes)
+        class_centers.save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:
             embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from vicinal.data import embedding_files
 from vicinal.data.columns import COLUMN_FLAGS
-from vicinal.data.embedding_files import (
-    load_embeddings,
-    load_labels,
-    load_vectors,
-    read_fingerprint,
-    read_own_images,
-)
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
@@ -68,7 +62,9 @@ class EmbeddedTable:
 
         It is computed when it is asked for, because it reads all weights of a model.
         """
-        model = read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        model = (
+            embedding_files.read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        )
         return None if model is None else "+".join([model, *self.postprocessing])
 
 
@@ -102,9 +98,9 @@ def load_file(
             order where both tables have paths.
     """
     if labels is None:
-        vectors, table = load_embeddings(source, mapped)
+        vectors, table = embedding_files.load_embeddings(source, mapped)
         return EmbeddedTable(vectors, with_named_columns(table, source, columns), source)
-    vectors, table = load_vectors(source, mapped), load_labels(labels, **columns)
+    vectors, table = embedding_files.load_vectors(source, mapped), embedding_files.load_labels(labels, **columns)
     if len(table) != len(vectors):
         raise InputError(
             f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
@@ -118,7 +114,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
     Raises:
         InputError: both have paths, and these are not of the same files; their folders may differ.
     """
-    own = read_own_images(source)
+    own = embedding_files.read_own_images(source)
     if "path" not in own or len(own) != len(table):
         return table
     if not table.has("path"):

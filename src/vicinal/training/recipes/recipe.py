@@ -23,15 +23,9 @@ from vicinal.models.downloads import DownloadError
 from vicinal.models.execution import gpu_has_bfloat16
 from vicinal.models.initializations import embeds_patches
 from vicinal.training.progress import fit_epochs
+from vicinal.training.recipes import recipe_classes
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.recipes.recipe_check import RecipeCheck, as_yaml
-from vicinal.training.recipes.recipe_classes import (
-    OfferedClasses,
-    create,
-    create_settings,
-    plain_values,
-    with_defaults,
-)
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_values import ClassValue, Schema, Setting, arguments_schema, settings_schema
 from vicinal.training.recipes.refiner_settings import DEFAULT_LOSS as REFINER_LOSS
@@ -103,9 +97,9 @@ class BaseRecipe(ABC):
         self, values: dict[str, Any], given: frozenset[str] = frozenset(), allow_imports: tuple[str, ...] = ()
     ) -> None:
         self._values, self.given, self.allow_imports = values, given, allow_imports
-        self.config: dict[str, Any] = plain_values(values)
-        self.model = create(values[self.model_key], self.model_key)
-        self.settings = create_settings(values, settings_schema(self.settings_class))
+        self.config: dict[str, Any] = recipe_classes.plain_values(values)
+        self.model = recipe_classes.create(values[self.model_key], self.model_key)
+        self.settings = recipe_classes.create_settings(values, settings_schema(self.settings_class))
         loss = self.create_loss()
         if self.settings.samples_per_class == 1:
             _check_single_samples(loss)
@@ -118,8 +112,8 @@ class BaseRecipe(ABC):
         for name in cls.fixed_arguments:
             del model[name]
         first = {name: each for name, each in settings.items() if name in cls.first_settings}
-        default = OfferedClasses().all(Loss)[cls.default_loss]
-        loss = Setting(Loss, ClassValue(default, with_defaults({}, arguments_schema(default))))
+        default = recipe_classes.OfferedClasses().all(Loss)[cls.default_loss]
+        loss = Setting(Loss, ClassValue(default, recipe_classes.with_defaults({}, arguments_schema(default))))
         return Schema({**first, cls.model_key: model, "loss": loss, **settings}, cls.settings_class)
 
     @classmethod
@@ -142,14 +136,14 @@ class BaseRecipe(ABC):
             InputError: a missing file, an unknown key, a wrong type or an invalid value, with its file and line.
         """
         file = RecipeFile.read(path) if isinstance(path, str | Path) else path
-        check = RecipeCheck(cls.schema(), cls.verb, file, overrides, OfferedClasses(allow_imports))
+        check = RecipeCheck(cls.schema(), cls.verb, file, overrides, recipe_classes.OfferedClasses(allow_imports))
         given = check.read()
         if given.get("precision") == "auto":
             del given["precision"]
         try:
-            defaults = cls._defaults(with_defaults(given, check.schema), given)
-            values = with_defaults(_merged(defaults, given), check.schema)
-            return cls(values, frozenset(_flattened(plain_values(given))), check.classes.allow_imports)
+            defaults = cls._defaults(recipe_classes.with_defaults(given, check.schema), given)
+            values = recipe_classes.with_defaults(_merged(defaults, given), check.schema)
+            return cls(values, frozenset(_flattened(recipe_classes.plain_values(given))), check.classes.allow_imports)
         except (ImportError, TypeError, ValueError) as error:
             check.fail(error)
 
@@ -214,7 +208,7 @@ class BaseRecipe(ABC):
 
     def create_loss(self) -> Loss:
         """Create the loss."""
-        loss: Loss = create(self._values["loss"], "loss")
+        loss: Loss = recipe_classes.create(self._values["loss"], "loss")
         return loss
 
     def save(self, path: str | Path) -> None:

@@ -16,10 +16,10 @@ from vicinal.training.processes import StopRequest
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.settings import SweepSettings
+from vicinal.workflows.tuning import trials
 from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
 from vicinal.workflows.tuning.study_folder import ALL, StudyFolder, check_table, load_study_table, open_study
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.trials import METRICS, REASON, enqueue, given, in_states, open_trials, run_trials
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -82,15 +82,15 @@ class Grid:
     def __init__(self, study: StudyRecipe, settings: SweepSettings, runner: Runner) -> None:
         self.study, self.settings, self.runner = study, settings, runner
         self.cells = study.cells()
-        self.trials = open_trials(runner.folder, SECTION)
+        self.trials = trials.open_trials(runner.folder, SECTION)
         self.failures: dict[tuple[int, int], str] = {}  # of this command; the next one tries them again
 
     def run(self) -> SweepResult:
         """Do the rest of the study."""
         runs = [(cell, seed) for seed in range(self.settings.seeds) for cell in range(len(self.cells))]
-        enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
+        trials.enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
         try:
-            run_trials(self.trials, self._score, None, self.settings.jobs, self.runner.is_stopping, self._end)
+            trials.run_trials(self.trials, self._score, None, self.settings.jobs, self.runner.is_stopping, self._end)
         finally:
             result = self.result()
             result.draw(self.runner.folder.picture)
@@ -98,7 +98,7 @@ class Grid:
 
     def result(self) -> SweepResult:
         """The metrics of all cells so far."""
-        found = {_run(trial): trial.user_attrs[METRICS] for trial in in_states(self.trials, "COMPLETE")}
+        found = {_run(trial): trial.user_attrs[trials.METRICS] for trial in trials.in_states(self.trials, "COMPLETE")}
         cells = []
         for number, values in enumerate(self.cells):
             runs = [(number, seed) for seed in range(self.settings.seeds)]
@@ -113,13 +113,13 @@ class Grid:
         name = _run_name(number, seed)
         self.runner.train(name, recipe, ALL)
         metrics = self.runner.evaluate(name, evaluation_words(self.study.base, self.settings))
-        trial.set_user_attr(METRICS, metrics)
+        trial.set_user_attr(trials.METRICS, metrics)
         return next(iter(metrics.values()))
 
     def _end(self, trial: FrozenTrial) -> None:
         run = _run(trial)
         if trial.state.name == "FAIL":
-            self.failures[run] = trial.user_attrs[REASON]
+            self.failures[run] = trial.user_attrs[trials.REASON]
             log(f"{_run_name(*run)} failed: {self.failures[run]}")
         else:
             self.runner.delete_checkpoints(_run_name(*run))
@@ -270,7 +270,7 @@ def _run_name(number: int, seed: int) -> str:
 
 
 def _run(trial: FrozenTrial) -> tuple[int, int]:
-    return given(trial)["cell"], given(trial)["seed"]
+    return trials.given(trial)["cell"], trials.given(trial)["seed"]
 
 
 def _listed(values: Sequence[Any] | None) -> list[Any] | None:

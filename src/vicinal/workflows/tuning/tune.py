@@ -19,16 +19,7 @@ from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.settings import TuneSettings
-from vicinal.workflows.tuning import runs, trials
-from vicinal.workflows.tuning.study_folder import (
-    FINAL,
-    StudyFolder,
-    check_table,
-    final_table,
-    load_study_table,
-    open_study,
-    search_tables,
-)
+from vicinal.workflows.tuning import runs, study_folder, trials
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
 from vicinal.workflows.tuning.tune_result import TuneResult, tune_result, write_tune_page
 
@@ -78,14 +69,14 @@ def tune(
         InterruptedRunError: the study was interrupted; calling this again continues it.
     """
     trials.import_optuna()
-    settings, folder = settings or TuneSettings(), StudyFolder(Path(out))
+    settings, folder = settings or TuneSettings(), study_folder.StudyFolder(Path(out))
     is_given = recipe is not None or bool(overrides)
     read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     make_tables = partial(_make_tables, settings=settings)
-    study = open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
+    study = study_folder.open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
     settings = replace(settings, held_out=folder.stored()["held_out"])
     if settings.replay:
-        _require_test(load_table(folder.table(FINAL)))
+        _require_test(load_table(folder.table(study_folder.FINAL)))
     with StopRequest() as stop:
         runner = runs.Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
         search = Search(study, settings, runner)
@@ -288,8 +279,8 @@ class Search:
             if not self.folder.test.is_file():
                 file = RecipeFile(self.folder.replayed, chosen["recipe"])
                 recipe = Recipe.load(file, allow_imports=self.study.allow_imports)
-                self.runner.train(FINAL, recipe, FINAL)
-                metrics = self.runner.evaluate(FINAL, runs.evaluation_words(recipe, self.settings))
+                self.runner.train(study_folder.FINAL, recipe, study_folder.FINAL)
+                metrics = self.runner.evaluate(study_folder.FINAL, runs.evaluation_words(recipe, self.settings))
                 _write_json(self.folder.test, {"trial": chosen["trial"], "epoch": chosen["epoch"], "metrics": metrics})
         if chosen["trial"] != best.number:
             log(
@@ -352,16 +343,16 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]:
     """The tables of a new study, with errors for batches that they are too small for."""
-    table = load_study_table(study.base)
+    table = study_folder.load_study_table(study.base)
     if settings.replay:
         _require_test(table)
-    tables = search_tables(table, settings.held_out)
+    tables = study_folder.search_tables(table, settings.held_out)
     for name, each in tables.items():
         try:
-            check_table(study.base, each)
+            study_folder.check_table(study.base, each)
         except InputError as error:
             raise InputError(f"held_out = {settings.held_out}, {name}: {error}") from None
-    return {**tables, FINAL: final_table(table)}
+    return {**tables, study_folder.FINAL: study_folder.final_table(table)}
 
 
 def _require_test(table: Table) -> None:
