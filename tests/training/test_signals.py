@@ -171,17 +171,3 @@ def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], t
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("error: interrupted")
     assert not members(process.pid)
-
-
-@pytest.mark.slow
-def test_a_damaged_image_ends_a_run_with_workers(small: list[str], photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    for image in (tmp_path / "photos").rglob("*.png"):
-        image.write_bytes(image.read_bytes()[:200])
-    more = [f"--data.source={tmp_path / 'photos'}", "--data.fractions={train: 1.0}", *SETUPS["workers"]]
-    process = start(command(tmp_path / "run", [*small, *more]))
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert errors.splitlines()[-1].startswith("vicinal train: error: row ")
-    assert "Traceback" not in errors
-    assert not members(process.pid)
