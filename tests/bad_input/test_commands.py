@@ -208,8 +208,7 @@ def test_a_mistake_with_an_index_in_python(call: Callable[[Index], object], expe
 
 
 @pytest.mark.parametrize(
-    ("index", "flags"),
-    [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")],
+    ("index", "flags"), [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")]
 )
 def test_the_flags_that_the_messages_name_find_images(
     index: str, flags: str, good: Path, capsys: pytest.CaptureFixture[str]

@@ -42,16 +42,9 @@ def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
         "last.pt", "best.pt", "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
-    assert {
-        "step",
-        "epoch",
-        "loss",
-        "SmoothAPLoss",
-        "lr refiner",
-        "lr scalars",
-        "gradient norm",
-        "images/s",
-    } == set(log)
+    assert {"step", "epoch", "loss", "SmoothAPLoss", "lr refiner", "lr scalars", "gradient norm", "images/s"} == set(
+        log
+    )
     assert log["step"].tolist() == list(range(1, len(log) + 1))
     assert metrics["epoch"].tolist() == [0, 1, 2, 3]  # before training, and after each epoch
     with Image.open(run.depths) as opened:

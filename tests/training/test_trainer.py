@@ -31,16 +31,7 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
         "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
-    assert {
-        "step",
-        "epoch",
-        "loss",
-        "NTXentLoss",
-        "lr backbone",
-        "lr head",
-        "gradient norm",
-        "images/s",
-    } == set(log)
+    assert {"step", "epoch", "loss", "NTXentLoss", "lr backbone", "lr head", "gradient norm", "images/s"} == set(log)
     assert log["step"].tolist() == list(range(1, len(log) + 1))
     assert metrics["epoch"].tolist() == [0, 1, 2]  # before training, and after each epoch
     assert {"recall@1", "recall@4", "mAP@R", "R-precision", "mAP"} < set(metrics)
@@ -154,14 +145,7 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
     assert set(sizes) == {3, 2}  # in training 3, 3 and 2; the six of the validation split 3 and 3
 
 
-@pytest.mark.parametrize(
-    ("precision", "optimizer"),
-    [
-        ("32", "sgd"),
-        ("bf16-mixed", "adam"),
-        ("16-mixed", "adamw"),
-    ],
-)
+@pytest.mark.parametrize(("precision", "optimizer"), [("32", "sgd"), ("bf16-mixed", "adam"), ("16-mixed", "adamw")])
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
     settings = [
         *small,

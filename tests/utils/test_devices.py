@@ -23,13 +23,7 @@ device_kernel = pytest.importorskip("vicinal.evaluation.counting.device_kernel",
 rank_kernels = pytest.importorskip("vicinal.losses.rank_kernels", reason=REASON)
 
 PROGRAM = Path(__file__).with_name("compiled_kernels.py")
-KERNELS = [
-    "_count",
-    "_count_above",
-    "_count_above_backward",
-    "_count_thresholds_above",
-    "_sum_over_triplets",
-]
+KERNELS = ["_count", "_count_above", "_count_above_backward", "_count_thresholds_above", "_sum_over_triplets"]
 OLD = tuple(int(number) for number in version("triton").split(".")[:2]) < (3, 3)
 COMPILER = Path(find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"  # type: ignore[union-attr, arg-type]
 

@@ -75,12 +75,7 @@ class RefinerTrainer(BaseTrainer):
     settings: RefinerSettings
 
     def __init__(
-        self,
-        recipe: RefinerRecipe,
-        vectors: Floats,
-        table: Table,
-        fingerprint: str | None,
-        run: RunFolder,
+        self, recipe: RefinerRecipe, vectors: Floats, table: Table, fingerprint: str | None, run: RunFolder
     ) -> None:
         self.recipe = recipe
         self.vectors, self.table, self.fingerprint = vectors, table, fingerprint

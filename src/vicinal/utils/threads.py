@@ -52,10 +52,7 @@ def run_parts(function: Callable[[int, int], None], bounds: Sequence[int], num_t
 
 
 def map_in_order(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    num_threads: int,
-    start: Callable[[], None] | None = None,
+    function: Callable[[Item], Result], items: Iterable[Item], num_threads: int, start: Callable[[], None] | None = None
 ) -> Iterator[Result]:
     """Apply a function to items in several threads, and yield the results in the order of the items.
 

@@ -175,11 +175,7 @@ class EmbeddingReader(ModelOptions):
         return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
 
     def _embed(
-        self,
-        table: Table,
-        model: Embedder | ExportedEmbedder,
-        on_error: OnError,
-        loaded_from: str | None = None,
+        self, table: Table, model: Embedder | ExportedEmbedder, on_error: OnError, loaded_from: str | None = None
     ) -> EmbeddedTable:
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.batches.image_dataset import ImageDataset

@@ -109,9 +109,7 @@ def evaluate_sources(
 
 
 def tabulate_sources(
-    evaluated: Sequence[EvaluatedSource],
-    settings: EvaluationSettings,
-    combine: Combine | None = None,
+    evaluated: Sequence[EvaluatedSource], settings: EvaluationSettings, combine: Combine | None = None
 ) -> ResultsTable:
     """Put the evaluations of sources in one table.
 

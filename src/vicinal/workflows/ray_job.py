@@ -212,10 +212,7 @@ class _RayData:
         dataset = (
             data.from_items(self._items(), override_num_blocks=len(job.batches))
             .map_batches(
-                read_block,
-                fn_kwargs={"transform": transform, "attempts": attempts},
-                batch_size=None,
-                num_cpus=1,
+                read_block, fn_kwargs={"transform": transform, "attempts": attempts}, batch_size=None, num_cpus=1
             )
             .map_batches(EmbedBlock, fn_constructor_args=model, batch_size=None, **self._actors(data))
         )

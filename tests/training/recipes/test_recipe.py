@@ -173,10 +173,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "recipe.yaml:4: unknown key loss.gamma",
         ),
         ("loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: -2}\n", "alpha = -2.0 must be positive"),
-        (
-            "model:\n  backbone: resnet5\n",
-            "recipe.yaml:2: model.backbone: timm has no model 'resnet5'; nearest: resn",
-        ),
+        ("model:\n  backbone: resnet5\n", "recipe.yaml:2: model.backbone: timm has no model 'resnet5'; nearest: resn"),
         ("optimizer: null\n", "recipe.yaml:1: optimizer is a group; write its settings below it"),
         ("loss: null\n", "recipe.yaml:1: loss = null must be the name of a Loss class"),
         ("loss: {class_path: MultiSimilarityLoss, init_args: {base: .nan}}\n", "base = nan must be a finite number"),
