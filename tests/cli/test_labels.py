@@ -79,7 +79,7 @@ def test_labels_without_paths_keep_those_of_the_embeddings(name: str) -> None:
             "clean digits --labels y.csv --model timm/resnet50",
             "--labels is for files of embeddings, and digits is not one",
         ),
-        ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings; digits is none"),
+        ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings, and digits is not one"),
         ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
         ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),
