@@ -61,7 +61,7 @@ CASES: list[tuple[str, str]] = [
     ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is invalid"),
     ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
     # Refiners
-    ("evaluate ~/v.parquet --refiner nothing", "refiner: there is no folder nothing"),
+    ("evaluate ~/v.parquet --refiner nothing", "refiner: no such folder nothing"),
     ("evaluate ~/v.parquet --context gallery", "give --refiner too"),
     ("evaluate ~/v.parquet --refiner ~/r4 --context all", "invalid choice: 'all'"),
     ("evaluate ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
