@@ -113,7 +113,7 @@ def test_a_run_searches_its_other_splits_as_images_of_its_model(run: Path, photo
         (["--gallery", "none"], "none"),
         (["--out", "c.txt"], "name a file ending in .json"),
         (["--index", "none"], "none: no such file or folder"),
-        (["--images", "digits", "--model", "m"], "no folder"),
+        (["--images", "digits", "--model", "m"], "no such folder"),
         (["--split", "train"], "no rows in the split train"),
     ],
 )
