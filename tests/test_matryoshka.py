@@ -38,7 +38,7 @@ from vicinal.mining import DistanceWeightedMiner
 from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe
-from vicinal.training.create_module import create_training_module
+from vicinal.training.trainer import create_training_module
 from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()

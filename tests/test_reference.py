@@ -17,7 +17,7 @@ from vicinal.cli.main import VERBS
 from vicinal.losses import Loss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
-from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.recipe import BaseRecipe
 from vicinal.training.recipes.recipe_values import setting_names
 from vicinal.utils.errors import InputError
 

@@ -34,14 +34,13 @@ from vicinal.training.divided_work import divided_rows, embed_divided, find_unre
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
-WORLDS = (4, 2)
-SIZE, DIM, STEPS = 24, 6, 3  # of each batch, over all processes
+WORLDS = (3,)
+SIZE, DIM, STEPS = 24, 6, 2  # of each batch, over all processes
 
 LOSSES: dict[str, Callable[[], Loss]] = {
     "contextual": lambda: ContextualLoss(3),
     "contextual, k of the batch": ContextualLoss,
     "contextual, ablations": lambda: ContextualLoss(4, detach_sizes=False, correct_gradient=True, expansion=False),
-    "contextual, sigmoid": lambda: ContextualLoss(3, theta="sigmoid"),
     "contextual, sigmoid and minimum": lambda: ContextualLoss(
         3, theta="sigmoid", conjunction="min", detach_sizes=False
     ),
@@ -49,10 +48,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
         4, conjunction="min", complement=False, expansion=False, correct_gradient=True
     ),
     "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
-    "contextual, memory": lambda: CrossBatchMemory(ContextualLoss(4), 31),
     "contextual, sigmoid, memory": lambda: CrossBatchMemory(ContextualLoss(4, theta="sigmoid"), 31),
-    "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
-    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 31),
 }
 MAX_CALLS: dict[str, tuple[Callable[[], Loss], int]] = {
     # The gradient of the weights, that of the embeddings, the embeddings, and the control message; then what the loss

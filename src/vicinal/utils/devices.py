@@ -146,7 +146,7 @@ def _rounds(device: torch.device) -> bool:
 
 
 def _settings(kind: str) -> Any:
-    """What torch holds of matrix products on a kind of device."""
+    """The settings of torch for matrix products on a kind of device."""
     return torch.backends.cuda.matmul if kind == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
 
 
@@ -168,7 +168,6 @@ def _ieee(device: torch.device) -> Iterator[None]:
 
 
 def _forbid_rounding() -> _Settings:
-    """Set IEEE precision, and return the settings of before."""
     # Settings of the older kind overwrite those of the newer one, and torch refuses to read them where they disagree.
     older = _older_setting()
     newer = {kind: _settings(kind).fp32_precision for kind in ("cuda", "cpu") if _has_newer(kind)}
