@@ -5,8 +5,8 @@
     python -m benchmarks.export RUN --split val --only fp32 int8
     python -m benchmarks.export efficientnet_lite0 --check test.csv --calibration_images train.csv
 
-DATA holds the zip of the benchmark. Int8 is calibrated by the training split of a run. Speed is from pixels in memory, 16 at a
-time on the CPU, with as many threads as torch has, relative to torch in one process, where both take turns.
+DATA holds the zip of the benchmark. Int8 is calibrated by the training split of a run. Speed is from pixels in memory,
+16 at a time on the CPU, with as many threads as torch has, relative to torch in one process, where both take turns.
 OMP_NUM_THREADS=1 and --cpu give CPU time on one core, which other programs change less.
 """
 
@@ -74,8 +74,8 @@ def main() -> None:
                for name in arguments.only}  # fmt: skip
     first = next(iter(reports.values()))
     before = {metric: f"{100 * values['before'][0]:.2f}" for metric, values in (first.metrics() or {}).items()}
-    print(f"{first.backbone}, {first.vectors.num_images:,} images of {arguments.check or arguments.split}; torch: {before}, "
-          f"{first.num_bytes['before'] / 1e6:.2f} MB, {first.images_per_second['before']:.0f} images/s")  # fmt: skip
+    print(f"{first.backbone}, {first.vectors.num_images:,} images of {arguments.check or arguments.split}; "
+          f"torch: {before}, {first.num_bytes['before'] / 1e6:.2f} MB, {first.images_per_second['before']:.0f} images/s")  # fmt: skip
     print(aligned([HEADS, *(row(name, report) for name, report in reports.items())]))
 
 
