@@ -75,7 +75,8 @@ def main() -> None:
     first = next(iter(reports.values()))
     before = {metric: f"{100 * values['before'][0]:.2f}" for metric, values in (first.metrics() or {}).items()}
     print(f"{first.backbone}, {first.vectors.num_images:,} images of {arguments.check or arguments.split}; "
-          f"torch: {before}, {first.num_bytes['before'] / 1e6:.2f} MB, {first.images_per_second['before']:.0f} images/s")  # fmt: skip
+          f"torch: {before}, {first.num_bytes['before'] / 1e6:.2f} MB, "
+          f"{first.images_per_second['before']:.0f} images/s")  # fmt: skip
     print(aligned([HEADS, *(row(name, report) for name, report in reports.items())]))
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import output
-from vicinal.cli.main import main
 from vicinal.data import Table, apply_decisions
 from vicinal.utils.errors import InputError
 
@@ -96,15 +94,3 @@ def test_rows_of_one_path_are_told_apart_by_number_or_box(tmp_path: Path) -> Non
 def test_what_is_wrong_is_said_in_a_line(table: Table, tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         apply_decisions(table, written(tmp_path, *lines))
-
-
-def test_the_command_writes_the_new_table_and_deletes_nothing(photos: Path, tmp_path: Path, capsys) -> None:
-    file = written(tmp_path, "path,decision,new_label", "class0/0.png,drop,", "class1/0.png,relabel,class0")
-    new = tmp_path / "new.csv"
-    output(capsys, "data", photos, "--apply", file, "--out", new, "--no_check")
-    assert len(Table.from_csv(new)) == 47
-    assert Table.from_csv(new).class_counts.tolist()[:2] == [6, 5]
-    assert (photos / "class0" / "0.png").is_file()
-    assert main(["data", str(photos), "--apply", str(tmp_path / "none.csv")]) == 2
-    assert main(["data", str(photos), "--apply", str(file), "--out", str(file), "--no_check"]) == 2
-    assert file.read_text().startswith("path,decision")

@@ -18,7 +18,7 @@ DECISIONS = ("drop", "relabel", "keep")
 
 
 class Decision(NamedTuple):
-    """What is done with an image, and where that is written."""
+    """A decision about an image, and the file and line that it comes from."""
 
     action: str
     new_label: str
@@ -73,9 +73,6 @@ def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict
         table: the images.
         path: the file.
         ignore_missing: leave out decisions about images that are not in the table.
-
-    Raises:
-        InputError: as :func:`apply_decisions`.
     """
     frame = read_csv(path)
     needed = ("decision", "path" if table.has("path") else "row")

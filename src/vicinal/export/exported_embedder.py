@@ -152,7 +152,7 @@ NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 def with_engine(
     model: Embedder, engine: Engine, device: str, num_images: int | None = None, obstacle: str | None = None
 ) -> Embedder | ExportedEmbedder:
-    """Return what embeds images by an engine: the model itself, or the model exported for the engine.
+    """Return the embedder for an engine: the model itself, or the model exported for the engine.
 
     `auto` takes OpenVINO if it is installed, the device is a CPU, the network is convolutional, and the exported model
     gives the same unit vectors up to `TOLERANCE`; else PyTorch, which runs transformers as fast. Exported models are

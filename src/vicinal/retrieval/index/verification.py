@@ -142,7 +142,7 @@ def _between(vectors: Floats, generator: np.random.Generator) -> Floats:
 def _exact(
     index: ImageIndex, queries: Floats, query_ids: Integers, found: Integers, k: int
 ) -> tuple[Floats, Floats, int]:
-    """The k-th best score of each query, those of what was found, float32 [queries, k], and the number of images."""
+    """The k-th best score of each query, the scores of the given neighbors, and the number of images."""
     best = np.full((len(queries), k), -np.inf, np.float32)
     scores, number, last_log = np.full(found.shape, -np.inf, np.float32), 0, time.monotonic()
     for ids, vectors in index.blocks():
