@@ -3,9 +3,10 @@
     vicinal train recipes/grocery.yaml --data.root DATA --out RUN
     python -m benchmarks.export RUN
     python -m benchmarks.export RUN --split val --only fp32 int8
+    python -m benchmarks.export efficientnet_lite0 --check test.csv --calibration_images train.csv
 
-DATA holds the zip of the benchmark. Int8 is calibrated by the training split. Speed is from pixels in memory, 16 at a
-time on the CPU, with as many threads as torch has, relative to torch in one process, where both take turns.
+DATA holds the zip of the benchmark. Int8 is calibrated by the training split of a run. Speed is from pixels in memory,
+16 at a time on the CPU, with as many threads as torch has, relative to torch in one process, where both take turns.
 OMP_NUM_THREADS=1 and --cpu give CPU time on one core, which other programs change less.
 """
 
@@ -35,11 +36,11 @@ KINDS = {
 HEADS = ["", "MB", "speed", "largest", "mean", "recall@1", "difference", "mAP@R", "difference"]
 
 
-def measure(run: str, settings: ExportSettings, root: str | None, split: str) -> ParityReport:
-    """Export a run, and return the report."""
+def measure(run: str, settings: ExportSettings, root: str | None, **options: str | None) -> ParityReport:
+    """Export a run or a model, and return the report."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/model{SUFFIXES[settings.format]}"
-        return export_source(run, out, settings, EmbeddingReader(root=root), split=split)
+        return export_source(run, out, settings, EmbeddingReader(root=root), **options)
 
 
 def row(name: str, report: ParityReport) -> list[str]:
@@ -58,18 +59,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--root", help="where the images are, if they were moved")
-    parser.add_argument("--split", default="test")
+    parser.add_argument("--split", default="test", help="of the run")
+    parser.add_argument("--check", help="images on which a model without a run is measured")
+    parser.add_argument("--calibration_images", help="images by which its int8 is calibrated")
     parser.add_argument("--only", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--cpu", action="store_true", help="CPU time of this process in place of wall time")
     arguments = parser.parse_args()
     if arguments.cpu:
         parity.CLOCK = time.process_time
     print_machine()
-    reports = {name: measure(arguments.run, KINDS[name], arguments.root, arguments.split) for name in arguments.only}
+    images = {"check": arguments.check, "calibration_images": arguments.calibration_images}
+    split = None if arguments.check else arguments.split
+    reports = {name: measure(arguments.run, KINDS[name], arguments.root, split=split, **images)
+               for name in arguments.only}  # fmt: skip
     first = next(iter(reports.values()))
     before = {metric: f"{100 * values['before'][0]:.2f}" for metric, values in (first.metrics() or {}).items()}
-    print(f"{first.backbone}, {first.vectors.num_images:,} images of the split {arguments.split}; torch: {before}, "
-          f"{first.num_bytes['before'] / 1e6:.2f} MB, {first.images_per_second['before']:.0f} images/s")  # fmt: skip
+    print(f"{first.backbone}, {first.vectors.num_images:,} images of {arguments.check or arguments.split}; "
+          f"torch: {before}, {first.num_bytes['before'] / 1e6:.2f} MB, "
+          f"{first.images_per_second['before']:.0f} images/s")  # fmt: skip
     print(aligned([HEADS, *(row(name, report) for name, report in reports.items())]))
 
 

@@ -47,7 +47,7 @@ def test_calibration_images_are_what_the_exported_model_will_get(
     transform = model.transform
     reader.preprocessing = {**transform.to_dict(), "resize": 37, "input": input_, "layout": layout}
     taken = []
-    reader.infer = lambda inputs: taken.append(inputs) or np.empty((len(inputs), 8), np.float32)
+    reader.infer = lambda inputs: taken.append(inputs) or np.full((len(inputs), 8), 8**-0.5, np.float32)
     reader.dim = 8
     rows = np.random.default_rng(1).permutation(len(table))[:20]
     reader.embed([table.paths[row] for row in rows])
@@ -69,18 +69,28 @@ def test_products_of_two_activations_stay_in_float32(tmp_path: Path) -> None:
     assert not {"x", "weights"} & set(found["linear"])
 
 
-def test_the_first_and_depthwise_convolutions_stay_in_float32(tmp_path: Path) -> None:
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4, 5, 5]) for name in ("x0", "x4")]
-    groups = (1, 4, 1, 2)
-    weights = [onnx.numpy_helper.from_array(RNG.normal(size=(4, 4 // group, 1, 1)).astype(np.float32), f"w{number}")
-               for number, group in enumerate(groups)]  # fmt: skip
+@pytest.mark.parametrize(
+    ("channels", "groups", "stays"),
+    [
+        ((4, 4, 4, 4, 4), (1, 4, 1, 2), [True, True, False, False]),  # the first one, and a depthwise one
+        ((4, 8, 8, 256, 256), (1, 1, 1, 1), [True, True, False, False]),  # 64 of 67,680 weights
+    ],
+)
+def test_sensitive_layers_stay_in_float32(
+    channels: tuple[int, ...], groups: tuple[int, ...], stays: list[bool], tmp_path: Path
+) -> None:
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, number, 5, 5])
+            for name, number in (("x0", channels[0]), ("x4", channels[4]))]  # fmt: skip
+    shapes = [(channels[n + 1], channels[n] // group, 1, 1) for n, group in enumerate(groups)]
+    weights = [onnx.numpy_helper.from_array(RNG.normal(size=shape).astype(np.float32), f"w{number}")
+               for number, shape in enumerate(shapes)]  # fmt: skip
     nodes = [helper.make_node("Conv", [f"x{number}", f"w{number}"], [f"x{number + 1}"], f"c{number}", group=group)
              for number, group in enumerate(groups)]  # fmt: skip
     graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
     to_int8(tmp_path / "a.onnx", tmp_path / "b.onnx", iter([RNG.normal(size=(2, 4, 5, 5)).astype(np.float32)]))
     found = {node.name: node.input for node in onnx.load(str(tmp_path / "b.onnx")).graph.node}
-    assert [f"w{number}" in found[f"c{number}"] for number in range(4)] == [True, True, False, False]
+    assert [f"w{number}" in found[f"c{number}"] for number in range(4)] == stays
 
 
 def test_an_export_that_takes_two_images_only_is_refused(model: Embedder) -> None:

@@ -16,6 +16,7 @@ from vicinal.retrieval import UnitVectors, top_k
 from vicinal.retrieval.index import faiss_engine
 from vicinal.retrieval.index.database import FILE
 from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.verification import verify_index
 from vicinal.utils.errors import InputError
 
 
@@ -202,6 +203,20 @@ def test_hnsw_finds_as_much_beside_nearly_identical_vectors(tmp_path: Path, nois
     index.add(vectors[3000:], table(1000, start=3000))
     least = top_k(queries, normalized(vectors), 10).scores[:, -1:] - 1e-6
     assert (index.search(queries, 10).scores >= least).mean() >= 0.99
+
+
+def test_a_graph_that_finds_too_little_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    centers = normalized(rng.standard_normal((20, 32)))
+    near = normalized(centers[rng.integers(0, 20, 4000)] + 0.01 * rng.standard_normal((4000, 32)))
+    index = Index.build(near, table(4000), "hnsw")
+    found = verify_index(index, 50)
+    assert found.recall >= 0.99, "each image finds those of its own cluster"
+    assert found.recall_between < 0.95
+    assert f"hnsw finds {100 * found.recall_between:.1f} % of the 10 nearest images" in capsys.readouterr().err
+    Index.build(near, table(4000), "exact")
+    Index.build(normalized(rng.standard_normal((4000, 16))), table(4000), "hnsw")
+    assert capsys.readouterr().err == ""
 
 
 def test_ivfpq_searches_lists_that_hold_remaining_vectors(monkeypatch) -> None:

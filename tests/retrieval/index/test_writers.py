@@ -20,7 +20,7 @@ from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import Index, search_images
 from vicinal.retrieval.index import database
-from vicinal.retrieval.index.index_state import IndexState
+from vicinal.retrieval.index.index_state import IndexState, delete_unused
 from vicinal.utils.errors import InputError
 
 FORK = multiprocessing.get_context("fork")
@@ -114,25 +114,54 @@ def add_to(folder: Path, timeout: float) -> None:
         index.add(vectors(0), table("0"))
 
 
-def test_a_clock_that_jumps_costs_no_file_of_another_process(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_jumps_costs_no_file_of_another_process(tmp_path, monkeypatch, days: int) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
     add_by_python(tmp_path, 0)
     one, other, write = Index.load(tmp_path), Index.load(tmp_path), IndexState.write_files
-    tomorrow = time.time() + 86_400
+    then = time.time() + days * 86_400
 
     def write_slowly(state, *arguments):
         names = write(state, *arguments)
         with monkeypatch.context() as patch:
             patch.setattr(IndexState, "write_files", write)
-            patch.setattr(time, "time", lambda: tomorrow)
-            other.state.fold()  # it takes the files of the first for those of a process that was killed
+            patch.setattr(time, "time", lambda: then)
+            delete_unused(other.state.database, tmp_path)  # as after another fold; it takes them for a killed one's
         return names
 
     monkeypatch.setattr(IndexState, "write_files", write_slowly)
     one.state.fold()
     monkeypatch.undo()
+    assert len(Index.load(tmp_path)) == 2 * SIZE
     add_by_python(tmp_path, 1)
     check_all_there(tmp_path, range(2))
+
+
+def test_a_fold_that_comes_too_late_leaves_no_file(tmp_path, monkeypatch) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    add_by_python(tmp_path, 0)
+    one, other, write = Index.load(tmp_path), Index.load(tmp_path), IndexState.write_files
+
+    def write_slowly(state, *arguments):
+        monkeypatch.setattr(IndexState, "write_files", write)
+        names = write(state, *arguments)
+        other.state.fold()
+        return names
+
+    monkeypatch.setattr(IndexState, "write_files", write_slowly)
+    one.state.fold()
+    check_all_there(tmp_path, range(1))
+
+
+def test_files_of_a_killed_process_are_deleted_though_they_are_of_the_future(tmp_path) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    left = tmp_path / f"vectors-{'0' * 16}.faiss"
+    left.touch()
+    os.utime(left, 2 * (time.time() + 10 * 86_400,))  # the clock has been set back since
+    add_by_python(tmp_path, 0)
+    Index.load(tmp_path).state.fold()
+    assert not left.exists()
+    check_all_there(tmp_path, range(1))
 
 
 def test_waiting_is_said_once(tmp_path, capsys, monkeypatch) -> None:

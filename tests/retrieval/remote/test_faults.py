@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from vicinal.retrieval import EngineUnavailableError, RemoteIndex
 from vicinal.retrieval.index.remote import remote_engine
 from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.sync import sync_index
 
 ROWS, DIM = 400, 64
 HALF = {"milvus": 70_000, "postgresql": 150_000}  # bytes, when some batches are written
@@ -178,6 +182,143 @@ def test_two_writers_lose_nothing(server: Server) -> None:
         list(pool.map(write, (np.arange(250), np.arange(150, ROWS))))
     with RemoteIndex.connect(url) as index:
         assert is_complete(index)
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that it does later reaches the server."""
+
+
+STEPS = ("create_collection", "upsert", "delete", "flush", "drop_collection", "rename_collection", "load_collection")
+
+
+@contextmanager
+def killed(step: int) -> Iterator[list[str]]:
+    """End this process, as far as Milvus sees it, before the request of an even step and after that of an odd one."""
+    client, done = pytest.importorskip("pymilvus").MilvusClient, list[str]()
+
+    def counted(name: str) -> Any:
+        original = getattr(client, name)
+
+        def request(*arguments: Any, **options: Any) -> Any:
+            done.append(name)
+            if 2 * len(done) - 2 > step:
+                raise Killed
+            if 2 * len(done) - 2 == step:
+                done.append("nothing more")
+                raise Killed
+            result = original(*arguments, **options)
+            if 2 * len(done) - 1 == step:
+                done.append("nothing more")
+                raise Killed
+            return result
+
+        return request
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in STEPS:
+            patch.setattr(client, name, counted(name))
+        with suppress(Killed):
+            yield done
+
+
+@pytest.fixture
+def milvus(servers: dict[str, Server]) -> Server:
+    return servers["milvus"]
+
+
+def test_a_killed_build_leaves_the_old_index_or_the_new_one(milvus: Server) -> None:
+    vectors, table = images(40)
+    old, few = vectors[::-1].copy(), table.take(np.arange(40))
+    url = milvus.url(unique_table())
+    RemoteIndex.build(old, few, url, model_fingerprint="old").close()
+    step, was_built = 0, False
+    while not was_built:
+        with killed(step):
+            RemoteIndex.build(vectors, table, url, overwrite=True, model_fingerprint="new").close()
+            was_built = True
+        if RemoteIndex.exists(url):
+            with RemoteIndex.connect(url) as index:
+                expected = old if index.model_fingerprint == "old" else vectors
+                found, frame = index.contents()
+                rows = [table.paths.index(path) for path in frame["path"]]
+                unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+                np.testing.assert_allclose(found, unit[rows], atol=1e-6, err_msg=f"step {step}")
+                assert len(found) == 40
+        RemoteIndex.build(old, few, url, overwrite=True, model_fingerprint="old").close()
+        step += 1
+    assert step > 12
+
+
+def test_a_lost_answer_to_the_renaming_loses_no_facts(milvus: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pymilvus = pytest.importorskip("pymilvus")
+    vectors, table = images(40)
+    url, rename = milvus.url(unique_table()), pymilvus.MilvusClient.rename_collection
+
+    def lost(*arguments: Any, **options: Any) -> None:
+        rename(*arguments, **options)
+        raise pymilvus.exceptions.MilvusException(message="<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", code=2)
+
+    monkeypatch.setattr(pymilvus.MilvusClient, "rename_collection", lost)
+    RemoteIndex.build(vectors, table, url, model_fingerprint="new", timeout=30).close()
+    with RemoteIndex.connect(url) as index:
+        assert (len(index), index.model_fingerprint) == (40, "new")
+
+
+def test_a_killed_sync_goes_on(milvus: Server, tmp_path: Path) -> None:
+    vectors, _ = images(40)
+    for number in range(40):
+        (tmp_path / f"{number}.png").write_bytes(bytes([number]))
+    url = milvus.url(unique_table())
+
+    def embedded(table: Table) -> EmbeddedTable:
+        rows = [int(Path(path).stem) for path in table.paths]
+        return EmbeddedTable(vectors[rows], table, "a model")
+
+    def sync(numbers: Iterable[int]) -> None:
+        sync_index(
+            url,
+            Table(
+                pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in numbers], "seen": len(numbers)})
+            ),
+            embedded,
+            lambda first: RemoteIndex.build(first.vectors, first.table, url),
+            lambda index, more: index.upsert(more.vectors, more.table),
+            block_size=10,
+        )
+
+    step, is_done = 0, False
+    while not is_done:
+        with killed(step):
+            sync(range(step % 3, 20 + step % 3))  # some are new, some have vanished, and a column changes
+            is_done = True
+        sync(range(5, 40))
+        with RemoteIndex.connect(url) as index:
+            found, frame = index.contents()
+        numbers = [int(Path(path).stem) for path in frame["path"]]
+        assert sorted(numbers) == [*range(5, 40)]
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.testing.assert_allclose(found, unit[numbers], atol=1e-6)
+        assert set(frame["seen"]) == {35}
+        step += 1
+    assert step > 5
+
+
+def test_two_writers_with_columns_of_their_own(server: Server) -> None:
+    vectors, table = images(40)
+    url = server.url(unique_table())
+    RemoteIndex.build(vectors[:2], table.take([0, 1]), url).close()
+
+    def write(name: str) -> None:
+        with RemoteIndex.connect(url) as index:
+            for part in np.array_split(np.arange(2, 40), 4):
+                own = Table(table.take(part).frame.assign(path=[f"/{name}/{row}.png" for row in part], **{name: 1}))
+                index.upsert(vectors[part], own)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, "wxyz"))
+    with RemoteIndex.connect(url) as index:
+        frame = pd.concat(index.frames())
+        assert {name: int(frame[name].sum()) for name in "wxyz"} == dict.fromkeys("wxyz", 38)
 
 
 COMMAND = """

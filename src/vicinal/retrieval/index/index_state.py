@@ -87,13 +87,30 @@ def _check(path: Path, digest: str, expected: str) -> None:
         raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
 
 
-def delete_unused(folder: Path, named: Names, before: Names) -> None:
-    """Delete the files that the database named before, and those of killed processes."""
-    current, old = ({name for name, _ in names.values()} for names in (named, before))
-    for path in _data_files(folder):
-        with suppress(OSError):  # such as where a reader has it open on Windows
-            if path.name not in current and (path.name in old or path.stat().st_mtime < time.time() - STALE_SECONDS):
-                path.unlink()
+def are_there(folder: Path, names: Names) -> bool:
+    """Whether all files of some names exist."""
+    return all((folder / name).is_file() for name, _ in names.values())
+
+
+def delete_unused(database: Database, folder: Path, *own: Names) -> None:
+    """Delete files that the database does not name: those that this process wrote or read, and those of killed ones.
+
+    The clock may have jumped, so that files of a process that writes now look old. They are deleted while nobody
+    commits, and who commits looks whether its files are there (:func:`are_there`).
+
+    Args:
+        database: That of the index.
+        folder: Its folder.
+        own: Names of files that are no longer needed, unless the database names them.
+    """
+    with database.transaction():
+        named = {name for name, _ in database.settings()["files"].values()}
+        old = {name for names in own for name, _ in names.values()}
+        for path in _data_files(folder):
+            with suppress(OSError):  # such as where a reader has it open on Windows
+                is_stale = abs(time.time() - path.stat().st_mtime) > STALE_SECONDS
+                if path.name not in named and (path.name in old or is_stale):
+                    path.unlink()
 
 
 def check_target(folder: Path) -> None:

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from vicinal.retrieval.index.index_state import (
     IndexState,
     Names,
     RefinerContext,
+    are_there,
     check_target,
     delete_unused,
     half_blocks,
@@ -214,16 +215,16 @@ class SharedState:
             folded = folded.with_originals(open_originals(folder, names, state.engine.dim))
         with self.transaction():
             now = self.current()
-            if now.settings["files"] != state.settings["files"] or now.next_id < state.next_id:
-                return  # another process has built or folded it
-            vectors, unrefined = now.vectors_from(state.next_id)
-            self.database.forget_changes(below=state.next_id)
-            self.database.change_settings({"files": names})
-            folded = folded.with_vectors(vectors, unrefined)
-            settings = {**now.settings, "files": names}
-            self.change(settings=settings, engine=folded.engine, context=folded.context)
-        if folder is not None:
-            delete_unused(folder, names, state.settings["files"])
+            is_same = now.settings["files"] == state.settings["files"] and now.next_id >= state.next_id
+            if is_same and (folder is None or are_there(folder, names)):
+                vectors, unrefined = now.vectors_from(state.next_id)
+                self.database.forget_changes(below=state.next_id)
+                self.database.change_settings({"files": names})
+                folded = folded.with_vectors(vectors, unrefined)
+                settings = {**now.settings, "files": names}
+                self.change(settings=settings, engine=folded.engine, context=folded.context)
+        if folder is not None:  # another process may have built or folded it, then it is the new files that are unused
+            delete_unused(self.database, folder, names, state.settings["files"])
 
     def copy_to(self, folder: Path, timeout: float, names: Names) -> None:
         """Write the files of this index beside those that are written already, and then its rows.
@@ -241,7 +242,8 @@ class SharedState:
             database.change_settings({"files": names, "revision": secrets.token_hex(8)})
             database.forget_changes()
         database.write_to(folder, timeout)
-        delete_unused(folder, names, before)
+        with closing(Database(folder, timeout)) as written:
+            delete_unused(written, folder, names, before)
 
 
 def _read_state(database: Database, before: IndexState | None = None) -> IndexState:

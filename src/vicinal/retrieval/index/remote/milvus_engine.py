@@ -84,8 +84,12 @@ class MilvusEngine(RemoteEngine):
                 and client.has_collection(table, timeout=self._seconds)
             ):
                 return None
-            found = self._query(client, FACTS, f'name == "{table}"', ["facts"])
-            return dict(found[0]["facts"]) if found else None
+            return self._stored_facts(client, table)
+
+    def _stored_facts(self, client: Any, table: str) -> dict[str, Any] | None:
+        """The facts under the name of a table, whether it has that name or not."""
+        found = self._query(client, FACTS, f'name == "{table}"', ["facts"])
+        return dict(found[0]["facts"]) if found else None
 
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
         with self._faults(FACTS) as client:
@@ -124,9 +128,11 @@ class MilvusEngine(RemoteEngine):
             client.flush(table, timeout=10 * self._seconds)
 
     def replace(self, table: str, by: str) -> None:
-        facts = self.read_facts(by)
+        with self._faults(FACTS) as client:
+            facts = self._stored_facts(client, by)  # it may have its new name already, since an answer was lost
         with self._faults() as client:
             if client.has_collection(by, timeout=self._seconds):
+                self._forget(table)  # those of the old vectors are never beside the new ones
                 if client.has_collection(table, timeout=self._seconds):
                     client.drop_collection(table, timeout=self._seconds)
                 client.rename_collection(by, table, timeout=self._seconds)
