@@ -267,12 +267,6 @@ def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
     assert len(loss.embeddings) == 4
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((0,), "size = 0"), ((-1,), "size = -1"), ((1, -1), "warmup = -1")])
-def test_impossible_arguments(arguments: tuple, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        CrossBatchMemory(ContrastiveLoss(), *arguments)
-
-
 # In training ----------------------------------------------------------------------------------------------------------
 
 RECIPE = """loss:

@@ -19,7 +19,6 @@ from tests.losses.references import Anchor
 from vicinal.losses import ContrastiveLoss, MarginLoss, TripletLoss
 from vicinal.mining import (
     DistanceWeightedMiner,
-    EasyPositiveMiner,
     HardestMiner,
     Miner,
     MultiSimilarityMiner,
@@ -28,7 +27,6 @@ from vicinal.mining import (
 )
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import ClassPairs, MaskedPairs, Rows
-from vicinal.utils.errors import InputError
 
 NO_POSITIVE, NO_NEGATIVE = math.inf, -math.inf
 DIM = 4
@@ -294,28 +292,3 @@ def test_hardest_chooses_as_pytorch_metric_learning(dim: int) -> None:
     positives, negatives = chosen_pairs(HardestMiner(), x, labels)
     assert positives == set(zip(a, p, strict=True))
     assert negatives == set(zip(a, n, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (MultiSimilarityMiner, {"epsilon": math.nan}, "epsilon = nan must be a finite number"),
-        (MultiSimilarityMiner, {"epsilon": math.inf}, "epsilon = inf"),
-        (HardestMiner, {"num_positives": 0}, "num_positives = 0 must be at least 1"),
-        (HardestMiner, {"num_negatives": -1}, "num_negatives = -1"),
-        (EasyPositiveMiner, {"num_positives": 0}, "num_positives = 0"),
-        (SemiHardMiner, {"margin": 0.0}, "margin = 0.0 must be positive"),
-        (SemiHardMiner, {"margin": math.nan}, "margin = nan"),
-        (DistanceWeightedMiner, {"num_samples": 0}, "num_samples = 0"),
-        (DistanceWeightedMiner, {"seed": -1}, "seed = -1"),
-        (DistanceWeightedMiner, {"cutoff": 0.0}, "cutoff = 0.0"),
-        (DistanceWeightedMiner, {"cutoff": 1.5}, "cutoff = 1.5"),
-        (DistanceWeightedMiner, {"nonzero_loss_cutoff": 2.0}, "nonzero_loss_cutoff = 2.0"),
-        (DistanceWeightedMiner, {"cutoff": math.nan}, "cutoff = nan"),
-        (SequentialMiner, {"miners": []}, "miners is empty"),
-    ],
-)
-def test_impossible_arguments(kind: type[Miner], arguments: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        kind(**arguments)
-    assert kind.__name__ in str(caught.value)

@@ -17,9 +17,8 @@ from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Pairs, Rows
-from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
-from vicinal.utils.devices import ieee_products
+from vicinal.utils.devices import default_tile_rows, ieee_products
 from vicinal.utils.errors import InputError
 
 __all__ = ["Matryoshka"]
@@ -220,6 +219,10 @@ class _PrefixPairSource(PairSource):
     @property
     def parts(self) -> Sequence[PairSource]:
         return self.prefixes
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for prefix in self.prefixes for tensor in prefix.inputs)
 
     def similarity(self, span: slice) -> Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.losses import miner_references as by_hand
@@ -78,12 +77,7 @@ class Case:
 
     def suited(self, batch: Batch) -> Batch:
         """The batch with the labels 0, 1, 2, ... where the loss has something for each class."""
-        if "num_classes" not in self.arguments:
-            return batch
-        labels = batch.labels if batch.reference_labels is None else torch.cat([batch.labels, batch.reference_labels])
-        dense = labels.unique(return_inverse=True)[1]
-        own, others = dense[: len(batch.labels)], dense[len(batch.labels) :]
-        return batch._replace(labels=own, reference_labels=None if batch.reference_labels is None else others)
+        return batch.with_classes() if "num_classes" in self.arguments else batch
 
     def values(self, batch: Batch, **more: Any) -> list[Tensor]:
         """What the library computes, in the type of the batch: see :func:`value_and_gradients`."""

@@ -119,11 +119,7 @@ SHARDED = [name for name, case in CASES.items() if not issubclass(case.kind, _WH
 """Those with the options `sharded` and `sample_rate`."""
 
 
-BATCHES = {
-    name: Batch(batch.embeddings, batch.labels.unique(return_inverse=True)[1])
-    for name, batch in nasty_batches().items()
-    if batch.references is None
-}
+BATCHES = {name: batch.with_classes() for name, batch in nasty_batches().items() if batch.references is None}
 """With labels 0, 1, 2, ..."""
 
 

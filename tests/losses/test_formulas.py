@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.losses.batches import LOOSE_DISTANCES, nasty_batches
-from tests.losses.cases import CASES, DEFAULTS, TURNS, in_turn
+from tests.losses.batches import LOOSE_DISTANCES, nasty_batches, realistic_batch
+from tests.losses.cases import CASES, DEFAULTS, PATHS, TURNS, in_turn
+from tests.losses.gradients import assert_near
 from vicinal.losses import BlackboxAPLoss, CircleLoss, MarginLoss
 
 BATCHES = nasty_batches()
@@ -38,3 +39,15 @@ def test_gradient_is_that_of_the_value(case: str) -> None:
         return DEFAULTS[case].loss(tile_rows=4).double()(x, batch.labels)
 
     assert torch.autograd.gradcheck(loss, batch.embeddings.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_float32_agrees_with_float64(case: str) -> None:
+    batch = realistic_batch()
+    if "num_classes" in PATHS[case].arguments:
+        batch = batch._replace(labels=batch.labels % 12)
+    double = PATHS[case].values(batch)
+    for tile_rows in (None, 7):
+        single = PATHS[case].values(batch.to(torch.float32), tile_rows=tile_rows)
+        assert all(tensor.dtype == torch.float32 for tensor in single)
+        assert_near(single, double, 1e-5)

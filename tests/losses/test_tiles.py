@@ -31,37 +31,6 @@ def test_value_and_gradients_are_those_of_the_whole(case: str, turns: int) -> No
             )
 
 
-@pytest.mark.parametrize("case", DEFAULTS)
-def test_value_is_the_same_without_gradients(case: str) -> None:
-    batch = DEFAULTS[case].suited(BATCHES["unequal classes"])
-    loss = DEFAULTS[case].loss(tile_rows=5)
-    with_gradient = loss(*batch)
-    for without in (torch.no_grad, torch.inference_mode):
-        with without():
-            value = DEFAULTS[case].loss(tile_rows=5)(*batch)
-        assert not value.requires_grad
-        torch.testing.assert_close(value, with_gradient.detach(), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("case", DEFAULTS)
-def test_gradient_is_linear_in_the_upstream_one(case: str) -> None:
-    batch = BATCHES["unequal classes"]
-    whole = DEFAULTS[case].values(batch)
-    leaf = batch.embeddings.clone().requires_grad_()
-    (-3 * DEFAULTS[case].loss(tile_rows=5).double()(leaf, batch.labels)).backward()
-    torch.testing.assert_close(leaf.grad, -3 * whole[1], rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("case", DEFAULTS)
-def test_a_second_derivative_is_refused_rather_than_wrong(case: str) -> None:
-    batch = DEFAULTS[case].suited(BATCHES["unequal classes"])
-    for tile_rows in (None, 2):
-        leaf = batch.embeddings.clone().requires_grad_()
-        value = DEFAULTS[case].loss(tile_rows=tile_rows)(leaf, batch.labels)
-        with pytest.raises(RuntimeError, match="no second derivative"):
-            torch.autograd.grad(value, leaf, create_graph=True)
-
-
 TILE, N = 16, 512
 
 

@@ -192,6 +192,27 @@ SAME = {"relation": lambda a, b: a[:, None] == b}
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
+        ((X.tolist(), LABELS), {}, "^embeddings must be a tensor, not list; convert it"),
+        ((X.numpy(), LABELS), {}, "^embeddings must be a tensor, not ndarray"),
+        ((None, LABELS), {}, "^embeddings must be a tensor, not NoneType"),
+        ((X.to(torch.complex64), LABELS), {}, r"^embeddings must be float \[n, d\]"),
+        ((X.to_sparse(), LABELS), {}, r"^embeddings must be a dense tensor, not torch.sparse_coo$"),
+        ((X.to("meta"), LABELS), {}, "^embeddings must be a dense tensor, not on the device meta"),
+        ((X, LABELS.tolist()), {}, "^labels must be a tensor, not list; convert it with torch.as_tensor$"),
+        ((X, LABELS.numpy()), {}, "^labels must be a tensor, not ndarray"),
+        ((X, ["a"] * 6), {}, "^labels must be a tensor, not list"),
+        ((X, 3), {}, "^labels must be a tensor, not int"),
+        ((X, LABELS.to_sparse()), {}, "^labels must be a dense tensor"),
+        ((X, LABELS.to("meta")), {}, "^labels must be a dense tensor, not on the device meta"),
+        ((X, LABELS, X.tolist(), LABELS), {}, "^references must be a tensor, not list"),
+        ((X, LABELS, X, LABELS.tolist()), {}, "^reference_labels must be a tensor, not list"),
+        ((X, LABELS, X.to("meta"), LABELS), {}, "^references must be a dense tensor"),
+        ((X, LABELS, X, LABELS, "0"), {}, "^offset = '0' must be a whole number, or None$"),
+        ((X, LABELS, X, LABELS, 0.0), {}, "^offset = 0.0 must be a whole number"),
+        ((X, LABELS), {"positive": MASK.tolist()}, "^positive must be a tensor, not list"),
+        ((X, LABELS), {"positive": MASK.to("meta")}, "^positive must be a dense tensor"),
+        ((X, LABELS), {"positive": MASK, "negative": (~MASK).tolist()}, "^negative must be a tensor"),
+        ((X, LABELS), {"relation": "same"}, "^relation must be a function of two tensors of labels, not str$"),
         ((X[:, :0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[6, 0\]"),
         ((X[0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[4\]"),
         ((X.long(), LABELS), {}, "embeddings must be float"),
@@ -241,10 +262,13 @@ def test_bad_input_is_one_line(arguments: tuple, named: dict, message: str) -> N
     [
         (lambda a, b: (a[:, None] == b).int(), r"torch.int32 \[6, 6\]"),
         (lambda a, b: a == b, r"torch.bool \[6\]"),
+        (lambda a, b: MASK[:2], r"torch.bool \[2, 6\]$"),
+        (lambda a, b: None, "a tensor, not NoneType"),
+        (lambda a, b: MASK.to("meta"), "a dense tensor"),
     ],
 )
-def test_a_relation_that_gives_no_pairs_is_named(relation: Callable, got: str) -> None:
-    with pytest.raises(InputError, match=rf"relation must return bool \[6, 6\], not {got}"):
+def test_a_relation_that_returns_no_mask_is_named(relation: Callable, got: str) -> None:
+    with pytest.raises(InputError, match=rf"relation must (return bool \[6, 6\], not|be) {got}"):
         ContrastiveLoss()(X, LABELS, relation=relation)
 
 

@@ -111,8 +111,9 @@ class Loss(nn.Module, ABC):
         `loss.parts(PairSource.from_distributed_batch(embeddings, labels))`.
         """
         self._check_device(source.anchors.device)
+        zero = zero_loss(source).detach()
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
-            return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
+            return {type(self).__name__: self.value(source) + zero}
 
     def tile_pass(self, source: PairSource) -> TilePass | None:
         """What `value` does with the similarities of a source that is not empty; None: nothing to share."""

@@ -47,13 +47,14 @@ class PairLoss(Loss):
             raise InputError(f"{type(self).__name__}: miner must be a Miner such as HardestMiner(), not {shown(miner)}")
         self.miner = miner
         self.tile_rows = tile_rows
-        if miner is not None and miner.is_random:
+        self.is_random = miner is not None and miner.is_random
+        if self.is_random:
             # Part of the state, so that a resumed training draws the same numbers as an uninterrupted one.
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def count_call(self, source: PairSource) -> PairSource:
         """Count a call of a loss with a random miner, and return the source with the number of calls."""
-        if self.miner is None or not self.miner.is_random:
+        if not self.is_random:
             return source
         self.calls += 1
         return replace(source, num_calls=self.calls.clone())
@@ -111,18 +112,17 @@ class RowLoss(PairLoss):
         return mean_over(sums[0], sums[1], source)
 
     def tile_pass(self, source: PairSource) -> TilePass | None:
-        is_alone = self.miner is not None and self.miner.is_random  # has a source with its own number of calls
-        return None if is_alone or type(self).value is not RowLoss.value else self._tile_pass(source)
+        # A random miner needs a source with its own number of calls.
+        return None if self.is_random or type(self).value is not RowLoss.value else self._tile_pass(source)
 
     def _tile_pass(self, source: PairSource) -> TilePass:
         finish, parameters = partial(self.reduce, source=source), list(self.parameters())
         return TilePass(finish, self.row_terms, parameters, self.miner, tile_rows=self.tile_rows)
 
     def value(self, source: PairSource) -> Tensor:
-        if source.is_empty:
-            return zero_loss(source)
         source = self.count_call(source)
-        return values_of_passes(source, [self._tile_pass(source)])[0]
+        passes = [self._tile_pass(source)]
+        return zero_loss(source) if source.is_empty else values_of_passes(source, passes)[0]
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)

@@ -18,7 +18,7 @@ from vicinal.losses.row_functions import (
 )
 from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import DistanceWeightedMiner, Miner
-from vicinal.similarity.embeddings import can_read_values
+from vicinal.similarity.embeddings import check_label_range
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import (
@@ -282,8 +282,4 @@ class MarginLoss(RowLoss):
     def _check_classes(self, labels: Tensor | None, num_classes: int) -> None:
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
             raise InputError("MarginLoss: one beta per class needs one int label per embedding")
-        if can_read_values(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-            raise InputError(
-                f"MarginLoss: labels from {int(labels.min())} to {int(labels.max())} are not all in "
-                f"0 ... {num_classes - 1} (num_classes = {num_classes})"
-            )
+        check_label_range("MarginLoss", labels, num_classes)

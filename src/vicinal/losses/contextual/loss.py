@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.base import Loss, zero_loss
-from vicinal.losses.contextual.dense import dense_loss
+from vicinal.losses.contextual.dense import dense_loss, row_block_loss
 from vicinal.losses.contextual.matrix_form import Neighborhoods
-from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import (
     NeighborSearch,
     SparseMatrix,

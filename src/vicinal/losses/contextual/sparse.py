@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack, with_gradient
-from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
+from vicinal.utils.devices import default_tile_rows
 
 MAX_TERMS = 2**20
 """Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""

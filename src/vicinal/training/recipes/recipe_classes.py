@@ -22,7 +22,7 @@ LOSS_FILES = (
     "distillation.py",
     "matryoshka.py",
     "mixing.py",
-    "weighting/__init__.py",
+    "weighting.py",
 )
 # Losses that are not named ...Loss:
 OTHER_LOSSES = (
