@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """What a loss is called with: `loss(*batch)`."""
+    """The arguments of a loss: `loss(*batch)`."""
 
     embeddings: Tensor
     labels: Tensor

@@ -31,7 +31,7 @@ from vicinal.losses import (
 
 @dataclass(frozen=True)
 class CenterCase:
-    """A loss with some arguments, and what it must equal.
+    """A loss with some arguments, and its reference.
 
     Attributes:
         kind: the loss's class.
@@ -111,7 +111,7 @@ CASES: dict[str, CenterCase] = {
     ),
     "center loss": CenterCase(CenterLoss, partial(by_hand.center_loss, center_weight=0.5), {"center_weight": 0.5}),
 }
-"""A name is that of the loss, and what is not its default."""
+"""A name is that of the loss, and its arguments other than the defaults."""
 
 DEFAULTS = [name for name in CASES if ", " not in name]
 _WHOLE = (ClusterContrastLoss, CrossEntropyLoss, ProxyAnchorLoss, SoftTripleLoss)

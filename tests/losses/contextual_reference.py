@@ -1,4 +1,4 @@
-"""The contextual loss as its paper writes it: dense, cubic, in float64. What the library computes must equal this.
+"""The contextual loss as its paper writes it: dense, cubic, in float64: the library must compute the same.
 
 :func:`contextual_similarity` is Algorithm 1 line by line, with the variants of Table 5 beside the lines that they
 change, and autograd gives the gradient. :func:`loss_by_loops` is Eq. (1) to (5) in plain numbers. Nothing of the
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 TIE = 1e-13
-"""Squared distances this close to a border are at it: what is equal may be rounded differently."""
+"""Squared distances this close to a border are at it: equal numbers may be rounded differently."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "the paper's": {},
@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def loss_of_labels(x: Tensor, labels: Tensor, k: int | None = None, **options: Any) -> Tensor:
-    """Eq. (5) of a batch; k is the number of samples a class unless given."""
+    """Eq. (5) of a batch; k is the number of samples per class unless given."""
     same = labels[:, None] == labels[None, :]
     sizes = same.sum(dim=1).unique().tolist()
     if k is None and len(x) > 0:

@@ -1,4 +1,4 @@
-"""What losses and miners refuse: impossible arguments, each in one line with the class, the argument and the value."""
+"""Arguments that losses and miners refuse, each in one line with the class, the argument and the value."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ IMPOSSIBLE: list[tuple[type, str, object]] = [
     *((ContextualLoss, "theta", value) for value in ("heaviside", None)),
     *((ContextualLoss, "conjunction", value) for value in ("max", None)),
     *((SimilarityRegularizer, "target", value) for value in NOT_FINITE),
-    # Miners, and what goes around a loss.
+    # Miners, and wrappers of a loss.
     *((MultiSimilarityMiner, "epsilon", value) for value in NOT_FINITE),
     *((HardestMiner, name, value) for name in ("num_positives", "num_negatives") for value in (0, -1, 1.5)),
     (EasyPositiveMiner, "num_positives", 0),

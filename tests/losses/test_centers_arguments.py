@@ -1,4 +1,4 @@
-"""What losses of class centers refuse, each in one line, and how their centers come to be."""
+"""Calls that center-based losses refuse, each in one line, and how their centers are created."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +22,6 @@ from tests.losses.contextual_reference import (
     loss_of_labels,
     loss_of_pairs,
 )
-from tests.processes import run_groups
 from vicinal.losses import (
     ContextualLoss,
     ContrastiveLoss,
@@ -339,7 +337,7 @@ def test_unequal_classes_need_a_k() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_masks_say_the_pairs(variant: str) -> None:
-    """They need be neither complete nor symmetric; what is in neither mask is not a pair of the sum."""
+    """They need be neither complete nor symmetric; pairs in neither mask are not summed."""
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(14, 5, generator=generator, dtype=torch.float64)
     kind = torch.randint(3, (14, 14), generator=generator)
@@ -377,7 +375,7 @@ def test_among_references_the_batch_is_all_of_them(variant: str) -> None:
 
 
 def test_k_among_references_must_be_given() -> None:
-    """How many of a class there are in a memory depends on what came before."""
+    """The size of a class in a memory depends on the batches before."""
     sample = SAMPLES["16, k = 4"]
     with pytest.raises(InputError, match=r"with references .* give k"):
         ContextualLoss()(sample.x[3:8], sample.labels[3:8], sample.x, sample.labels, 3)
@@ -522,7 +520,7 @@ def test_equation_6() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("k", [None, 4])
 def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) -> None:
-    """The same as of mixtures that are really built, whose similarity with themselves is 1 all the same."""
+    """The same as with embeddings of the mixtures, whose similarity with themselves is taken as 1."""
     sample = SAMPLES["16, k = 4"]
     seen = Seen()
     SiMix(seen)(sample.x, sample.labels)
@@ -541,7 +539,7 @@ def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) ->
 
 
 class Seen(PairLoss):
-    """Remembers what it is shown."""
+    """Remembers the source that it is called with."""
 
     source: MixedPairSource
 
@@ -562,41 +560,3 @@ def test_row_blocks_of_one_process(variant: str) -> None:
         same, form = labels[:, None] == labels, ContextualLoss(k, **VARIANTS[variant]).variant
         got = value_and_gradient(lambda x, *given: row_block_loss(normalize(x), *given), x, same, None, k, form)
         assert_near(got, by_hand(SAMPLES[name], **VARIANTS[variant]), message=name)
-
-
-OVER_PROCESSES: dict[str, Callable[[], Loss]] = {
-    "contextual": lambda: ContextualLoss(),
-    **{name: lambda options=options: ContextualLoss(3, **options) for name, options in VARIANTS.items() if options},
-    "regulariser": SimilarityRegularizer,
-    "Eq. (6)": sum_of_losses,
-    "memory": lambda: CrossBatchMemory(ContextualLoss(4), 40),
-}
-SHARED = ("16, k = 4", "two classes", "duplicates", "collapsed", "rather near each other")
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    """The mean over two processes, each with half of the batch, is the loss of the whole; so are the gradients."""
-    halves = run_groups(_process, (2,), tmp_path)[2]
-    for name, make in OVER_PROCESSES.items():
-        for batch in SHARED:
-            sample, loss = SAMPLES[batch], make()
-            (first, gradient), (second, other) = (half[name, batch] for half in halves)
-            got = (first + second) / 2, torch.cat([gradient, other]) / 2
-            expected = value_and_gradient(lambda x, of=loss, labels=sample.labels: of(x, labels), sample.x)
-            assert_near(got, expected, message=f"{name}, {batch}")
-
-
-def _process(rank: int, _: int) -> dict[tuple[str, str], Any]:
-    results = {}
-    for name, make in OVER_PROCESSES.items():
-        for batch in SHARED:
-            sample, loss = SAMPLES[batch], make()
-            half = len(sample.x) // 2
-            mine = slice(rank * half, (rank + 1) * half)
-
-            def of_mine(x: Tensor, loss: Loss = loss, labels: Tensor = sample.labels[mine]) -> Tensor:
-                return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
-
-            results[name, batch] = value_and_gradient(of_mine, sample.x[mine])
-    return results

@@ -1,4 +1,4 @@
-"""What every loss guarantees, whatever it computes: number types, broken and empty input, gradients, random state."""
+"""Guarantees of every loss: number types, broken and empty input, gradients, random state."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_broken_embedding_breaks_the_loss(name: str) -> None:
 
 
 def test_every_loss_checks_its_input_by_the_same_call() -> None:
-    """What :meth:`PairSource.from_batch` refuses, which is tested there."""
+    """:meth:`PairSource.from_batch`, whose checks are tested there."""
     assert all(type(make()).forward is Loss.forward for make in EVERY_LOSS.values())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,15 +21,16 @@ OTHER_GRADIENT = CircleLoss, BlackboxAPLoss
 @TURNS
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradients_are_the_formulas(case: str, turns: int) -> None:
-    """On every batch; those of many classes are left to the losses with their default arguments."""
+    """On every batch, whole and in tiles; many classes are left to the losses with their default arguments."""
     for name, batch in in_turn(BATCHES, case, turns).items():
         if name == "many classes" and case not in DEFAULTS:
             continue
-        loose = CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES
-        got, expected = CASES[case].values(batch), CASES[case].values_by_hand(batch)
-        torch.testing.assert_close(
-            got, expected, rtol=1e-9, atol=1e-6 if loose else 1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        loose = 1e-6 if CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES else 0.0
+        close = partial(torch.testing.assert_close, msg=lambda text, name=name: f"{name}: {text}")
+        got = CASES[case].values(batch)
+        close(got, CASES[case].values_by_hand(batch), rtol=1e-9, atol=loose or 1e-12)
+        for tile_rows in (1, 2, 5) if case in DEFAULTS else (2,):
+            close(CASES[case].values(batch, tile_rows=tile_rows), got, rtol=1e-12, atol=loose or 1e-14)
 
 
 @pytest.mark.parametrize("case", [name for name, case in DEFAULTS.items() if case.kind not in OTHER_GRADIENT])

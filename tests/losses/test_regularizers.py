@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.gradients import value_and_gradients
-from vicinal.losses import ContrastiveLoss, Loss, MultiSimilarityLoss, RecallAtKLoss, SimilarityRegularizer
+from vicinal.losses import SimilarityRegularizer
 from vicinal.memory import CrossBatchMemory
 
 BATCHES = nasty_batches()
@@ -52,15 +52,6 @@ def test_labels_and_masks_do_not_matter() -> None:
         {"positive": nothing, "negative": nothing},
     ):
         assert SimilarityRegularizer()(x, **arguments) == expected
-
-
-@pytest.mark.parametrize("other", [MultiSimilarityLoss(), RecallAtKLoss(), ContrastiveLoss()])
-def test_it_goes_with_any_loss(other: Loss) -> None:
-    batch = BATCHES["unequal classes"]
-    value, gradient = value_and_gradients(0.9 * other + 0.1 * SimilarityRegularizer(0.25), batch)
-    parts = [value_and_gradients(loss, batch) for loss in (other, SimilarityRegularizer(0.25))]
-    torch.testing.assert_close(value, 0.9 * parts[0][0] + 0.1 * parts[1][0])
-    torch.testing.assert_close(gradient, 0.9 * parts[0][1] + 0.1 * parts[1][1])
 
 
 def test_memory_takes_part() -> None:

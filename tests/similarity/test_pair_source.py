@@ -1,4 +1,4 @@
-"""What is compared with what: vectors of length 1, and which pairs are positive and negative."""
+"""Vectors of length 1, and which pairs of them are positive and negative."""
 
 from __future__ import annotations
 
@@ -281,14 +281,14 @@ def test_labels_are_integers_of_any_kind(dtype: torch.dtype) -> None:
 # Several labels an image, and masks, in losses ----------------------------------------------------------------------
 
 
-def share_a_tag(tags: Tensor, others: Tensor) -> Tensor:
+def have_a_common_tag(tags: Tensor, others: Tensor) -> Tensor:
     return (tags[:, None] & others[None]).any(dim=-1)
 
 
 @pytest.mark.parametrize("tile_rows", [None, 2])
 @pytest.mark.parametrize("kind", [ContrastiveLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss, HistogramLoss])
 def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
-    """A relation that no labels could express: the first shares a tag with two that share none."""
+    """A relation that no labels could express: the first has a tag in common with two that have none in common."""
     generator = torch.Generator().manual_seed(0)
     tags = torch.rand(6, 4, generator=generator) < 0.4
     positive = torch.tensor([[bool((a & b).any()) for b in tags] for a in tags])
@@ -296,7 +296,7 @@ def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
     loss = kind(tile_rows=tile_rows)
     for references in ((), (torch.cat([X, x]), torch.cat([tags.roll(1, 0), tags]), 6)):
         known = torch.cat([positive.roll(1, 1), positive], dim=1) if references else positive
-        by_relation = loss(x, tags, *references, relation=share_a_tag)
+        by_relation = loss(x, tags, *references, relation=have_a_common_tag)
         vectors, _, offset = references or (None, None, None)
         by_masks = loss(x, None, vectors, None, offset, positive=known)
         gradients = [torch.autograd.grad(value, x, retain_graph=True)[0] for value in (by_relation, by_masks)]

@@ -25,7 +25,7 @@ from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError, one_line
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
-"""What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
+"""The count by which a loss is divided. Each loss has some of these; its docstring says which one is the paper's."""
 
 
 class PairLoss(Loss):
@@ -98,7 +98,7 @@ class RowLoss(PairLoss):
         return rows.has_positives | rows.has_negatives
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Compute what is summed over anchors before `reduce`: first values, then counts to divide by, if any."""
+        """Compute the terms whose sums over anchors `reduce` gets: first values, then counts to divide by, if any."""
         values = self.row_values(rows)
         return (values, self.contributes(rows)) if self.reduction == "contributing" else (values,)
 

@@ -120,7 +120,7 @@ def check_label_range(name: str, labels: Tensor, num_classes: int) -> None:
 
 
 def check_relation(positive: object, shape: list[int], device: torch.device) -> None:
-    """What a relation returns must be a bool mask on a device."""
+    """The result of a relation must be a bool mask on a device."""
     check_tensor("the result of relation", positive, device)
     assert isinstance(positive, Tensor)
     if positive.dtype != torch.bool or list(positive.shape) != shape:

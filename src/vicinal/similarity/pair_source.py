@@ -54,7 +54,7 @@ class PairSource:
         num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
         unnormalized: the anchors before normalization, float [n, d] in at least float32, where they are known.
         unnormalized_references: the same for references that are not the anchors, float [c, d].
-        features: what the embeddings of the anchors were computed from, float [n, f], where that is known.
+        features: the inputs that the embeddings of the anchors were computed from, float [n, f], where known.
     """
 
     anchors: Tensor

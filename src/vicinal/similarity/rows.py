@@ -97,7 +97,7 @@ class Pairs(Protocol):
         """
 
     def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
-        """Combine the gradients with respect to what `split` returns into that with respect to the similarities,
+        """Combine the gradients with respect to the results of `split` into that with respect to the similarities,
         [rows, c]. At most one of them is None. May overwrite its arguments.
         """
 

@@ -1,6 +1,6 @@
 """Sums over anchors of functions of their rows, tile by tile, with gradients, in memory linear in the batch.
 
-A loss says in a :class:`TilePass` what it sums. Losses that are added share one pass over the similarities.
+A loss describes its sums by a :class:`TilePass`. The losses of a sum take one pass over the similarities together.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RowFilter = Callable[[Rows], Rows]
 
 
 class TilePass(NamedTuple):
-    """What a loss does while all similarities of a source are computed, tile by tile.
+    """The work of a loss in one pass over all similarities of a source, tile by tile.
 
     Attributes:
         finish: computes the value from the sums over anchors, one per term.
-        row_terms: what is summed over anchors, see :func:`sum_over_rows`; None: nothing.
+        row_terms: the terms that are summed over anchors, see :func:`sum_over_rows`; None: nothing.
         parameters: other tensors that `row_terms` depends on and that need gradients.
         miner: selects the pairs that `row_terms` gets.
         observe: reads the similarities of a tile.

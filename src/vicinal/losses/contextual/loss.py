@@ -56,7 +56,7 @@ class ContextualLoss(Loss):
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
     its part of the references, or computes its part of the rows of all dense matrices; with a sigmoid or minima it
-    holds all rows of some. What is left where neighborhoods are small, every process computes for the whole batch.
+    holds all rows of some. Where neighborhoods are small, every process computes the rest for the whole batch.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
     ICML 2023, Eq. (1) to (5). The full loss of Eq. (6) is `0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) +

@@ -161,7 +161,7 @@ def find_neighborhoods(
 
 
 def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> Neighborhoods[SparseMatrix] | None:
-    """The neighborhoods of n samples from what was found of them, in order."""
+    """The neighborhoods of n samples from the neighbors that were found, in order."""
     if found is None:
         return None
     near, close = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from inspect import isabstract
 from pathlib import Path
 from types import NoneType
@@ -220,6 +221,7 @@ def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
     )
 
 
+@cache
 def loss_names() -> list[str]:
     """The losses that Vicinal offers, read from `__all__` of their modules without importing these.
 
