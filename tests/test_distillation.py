@@ -182,13 +182,7 @@ def test_every_head_has_centers_of_its_own(kind: type[CenterBasedLoss]) -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in loss.parameters())
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        lambda: SiMix(RecallAtKLoss()),
-        lambda: CrossBatchMemory(ContrastiveLoss(), 20),
-    ],
-)
+@pytest.mark.parametrize("inner", [lambda: SiMix(RecallAtKLoss()), lambda: CrossBatchMemory(ContrastiveLoss(), 20)])
 def test_around_other_wrappers(inner) -> None:
     loss, batch = made(inner()), BATCHES["unequal classes"]
     for _ in range(2):

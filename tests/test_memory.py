@@ -44,10 +44,7 @@ LOSSES: dict[str, Loss] = {
 def batches(count: int, n: int = 6, d: int = 4) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
-        (
-            torch.randn(n, d, generator=generator, dtype=torch.float64),
-            torch.randint(0, 4, (n,), generator=generator),
-        )
+        (torch.randn(n, d, generator=generator, dtype=torch.float64), torch.randint(0, 4, (n,), generator=generator))
         for _ in range(count)
     ]
 

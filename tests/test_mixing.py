@@ -398,10 +398,7 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: SiMix(CrossBatchMemory(NCALoss(), 10)),
-            "or a sum of such losses, not CrossBatchMemory",
-        ),
+        (lambda: SiMix(CrossBatchMemory(NCALoss(), 10)), "or a sum of such losses, not CrossBatchMemory"),
         (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "not CrossBatchMemory"),
         (lambda: SiMix(SiMix(NCALoss())), "not SiMix"),
         (lambda: SiMix(torch.nn.MSELoss()), "not MSELoss"),

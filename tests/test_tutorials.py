@@ -80,8 +80,7 @@ def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("random_weights")
 @pytest.mark.filterwarnings("ignore")  # that classes are few, or in several splits: the pages say so
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG)) for page in TUTORIALS],
+    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG)) for page in TUTORIALS]
 )
 def test_a_tutorial_runs_from_top_to_bottom(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -87,8 +87,7 @@ class MultiSimilarityMiner(Miner):
 
     def __call__(self, rows: Rows) -> Rows:
         return rows.keep(
-            rows.positives < rows.hardest_negative + self.epsilon,
-            rows.negatives > rows.hardest_positive - self.epsilon,
+            rows.positives < rows.hardest_negative + self.epsilon, rows.negatives > rows.hardest_positive - self.epsilon
         )
 
 

@@ -36,14 +36,7 @@ from vicinal.utils.arguments import shown
 from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
 
-__all__ = [
-    "EqualWeights",
-    "LossWeights",
-    "WeightedPairLoss",
-    "WeightingRule",
-    "pair_weights",
-    "similarity_weights",
-]
+__all__ = ["EqualWeights", "LossWeights", "WeightedPairLoss", "WeightingRule", "pair_weights", "similarity_weights"]
 
 
 def __dir__() -> list[str]:

@@ -22,13 +22,7 @@ from tests.losses.contextual_reference import (
     loss_of_labels,
     loss_of_pairs,
 )
-from vicinal.losses import (
-    ContextualLoss,
-    ContrastiveLoss,
-    Loss,
-    PairLoss,
-    SimilarityRegularizer,
-)
+from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, PairLoss, SimilarityRegularizer
 from vicinal.losses.contextual import loss as contextual_loss
 from vicinal.losses.contextual import sparse
 from vicinal.losses.contextual.dense import row_block_loss

@@ -36,9 +36,9 @@ def values(name: str, batch: Batch = BATCH, loss: Loss | None = None) -> list[Te
 @pytest.mark.parametrize("in_turn", [pytest.param(False, marks=pytest.mark.slow), True])
 @EACH
 def test_finite_for_every_finite_input(name: str, in_turn: bool) -> None:
-    """Every batch at every scale; quickly each in the next type."""
-    types = cycle(DTYPES)
-    for (key, batch), scale in product(batches_of(name).items(), (1e-30, 1e-3, 1.0, 1e4, 3e38)):
+    """Every batch at every scale; quickly each in the next type, at fewer scales."""
+    types, scales = cycle(DTYPES), (1e-30, 1.0, 3e38) if in_turn else (1e-30, 1e-3, 1.0, 1e4, 3e38)
+    for (key, batch), scale in product(batches_of(name).items(), scales):
         for dtype in (next(types),) if in_turn else DTYPES:
             length = min(scale, torch.finfo(dtype).max)
             x = (batch.embeddings / batch.embeddings.abs().max() * length).to(dtype).requires_grad_()

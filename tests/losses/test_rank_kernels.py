@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import Batch, nasty_batches
-from vicinal.losses import (
-    Loss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SupAPLoss,
-    TripletLoss,
-    soft_ranks,
-    triplets,
-)
+from vicinal.losses import Loss, RecallAtKLoss, SmoothAPLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
 from vicinal.mining import MultiSimilarityMiner
 from vicinal.mixing import SiMix
 from vicinal.utils import devices

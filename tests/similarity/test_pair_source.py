@@ -64,11 +64,7 @@ def test_compiled_and_uncompiled_normalization_agree(length: float) -> None:
 
 INF = math.inf
 ROWS = Rows(
-    torch.tensor([[0.9, 0.2, INF], [INF, INF, INF]]),
-    torch.tensor([[-INF, -0.5], [0.1, 0.7]]),
-    None,
-    torch.arange(2),
-    4,
+    torch.tensor([[0.9, 0.2, INF], [INF, INF, INF]]), torch.tensor([[-INF, -0.5], [0.1, 0.7]]), None, torch.arange(2), 4
 )
 
 
@@ -234,11 +230,7 @@ SAME = {"relation": lambda a, b: a[:, None] == b}
         ((X, LABELS, X[:, :3], LABELS), {}, "embeddings have 4 dimensions and references 3"),
         ((X, LABELS, X, LABELS, 1), {}, "offset = 1 places 6 anchors outside the 6 references"),
         ((X, LABELS, X, LABELS, -1), {}, "offset = -1"),
-        (
-            (X, LABELS, X, LABELS.flip(0), 0),
-            {},
-            "offset = 0: the labels of the anchors",
-        ),
+        ((X, LABELS, X, LABELS.flip(0), 0), {}, "offset = 0: the labels of the anchors"),
         ((X, LABELS), {"negative": MASK}, "negative is given without positive"),
         ((X,), {"positive": MASK.long()}, r"positive must be bool \[6, 6\], not torch.int64"),
         ((X,), {"positive": MASK.float()}, r"positive must be bool \[6, 6\], not torch.float32"),

@@ -20,13 +20,7 @@ from vicinal.similarity.embeddings import normalize
 from vicinal.similarity.rows import Rows
 from vicinal.training import Recipe
 from vicinal.utils.errors import InputError
-from vicinal.weighting import (
-    EqualWeights,
-    LossWeights,
-    WeightedPairLoss,
-    WeightingRule,
-    pair_weights,
-)
+from vicinal.weighting import EqualWeights, LossWeights, WeightedPairLoss, WeightingRule, pair_weights
 
 ROW_LOSSES: list[Callable[..., losses.RowLoss]] = [
     lambda **options: losses.ContrastiveLoss(0.3, 0.1, **options),
@@ -99,8 +93,7 @@ class Careless(WeightingRule):
 
 @pytest.mark.parametrize("tile_rows", [None, 4])
 @pytest.mark.parametrize(
-    ("rule", "pair"),
-    [(EqualWeights(), lambda s, same: 1.0), (Careless(), lambda s, same: 3 - s if same else s * s)],
+    ("rule", "pair"), [(EqualWeights(), lambda s, same: 1.0), (Careless(), lambda s, same: 3 - s if same else s * s)]
 )
 def test_value_and_reductions(rule: WeightingRule, pair: Callable[[float, bool], float], tile_rows: int | None) -> None:
     x = batch(d=12)

@@ -13,12 +13,7 @@ from vicinal.mining import DistanceWeightedMiner, HardestMiner, SemiHardMiner
 from vicinal.similarity import PairSource
 from vicinal.similarity.embeddings import normalize
 from vicinal.utils.errors import InputError
-from vicinal.weighting import (
-    LossWeights,
-    WeightedPairLoss,
-    pair_weights,
-    similarity_weights,
-)
+from vicinal.weighting import LossWeights, WeightedPairLoss, pair_weights, similarity_weights
 
 LOSSES: dict[str, losses.Loss] = {
     "contrastive": losses.ContrastiveLoss(0.3, 0.1),

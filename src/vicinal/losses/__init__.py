@@ -10,21 +10,8 @@ from vicinal.losses.histogram import FastAPLoss, HistogramLoss, SoftBinAPLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.pairs import BinomialDevianceLoss, CircleLoss, ContrastiveLoss, MultiSimilarityLoss
 from vicinal.losses.proxy_anchor import ProxyAnchorLoss
-from vicinal.losses.proxy_softmax import (
-    ArcFaceLoss,
-    CosFaceLoss,
-    ProxyNCALoss,
-    ProxyNCAPlusPlusLoss,
-    SoftTripleLoss,
-)
-from vicinal.losses.ranking import (
-    BlackboxAPLoss,
-    RankingLoss,
-    RecallAtKLoss,
-    RoadmapLoss,
-    SmoothAPLoss,
-    SupAPLoss,
-)
+from vicinal.losses.proxy_softmax import ArcFaceLoss, CosFaceLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
+from vicinal.losses.ranking import BlackboxAPLoss, RankingLoss, RecallAtKLoss, RoadmapLoss, SmoothAPLoss, SupAPLoss
 from vicinal.losses.regularizers import SimilarityRegularizer
 from vicinal.losses.row_loss import PairLoss, RowLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss

@@ -115,16 +115,7 @@ class ArcFaceLoss(CosFaceLoss):
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            scale,
-            margin,
-            label_smoothing=label_smoothing,
-            sample_rate=sample_rate,
-            seed=seed,
-            sharded=sharded,
-        )
+        super().__init__(num_classes, dim, scale, margin, label_smoothing, sample_rate, seed, sharded)
         if not 0 <= margin <= math.pi:
             raise InputError(f"ArcFaceLoss: margin = {margin} must be an angle from 0 to pi")
 

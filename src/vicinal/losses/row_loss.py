@@ -21,8 +21,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import TilePass, check_tile_rows, values_of_passes, values_of_rows
 from vicinal.utils import distributed
-from vicinal.utils.arguments import shown
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.arguments import check_choice, shown
+from vicinal.utils.errors import InputError
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
 """The count by which a loss is divided. Each loss has some of these; its docstring says which one is the paper's."""
@@ -84,9 +84,7 @@ class RowLoss(PairLoss):
         self, miner: Miner | None = None, reduction: Reduction = "anchors", tile_rows: int | None = None
     ) -> None:
         super().__init__(miner, tile_rows)
-        if reduction not in self.reductions:
-            allowed = " or ".join(f'"{name}"' for name in self.reductions)
-            raise InputError(f"{type(self).__name__}: reduction = {one_line(repr(reduction), 80)} must be {allowed}")
+        check_choice(self, self.reductions, reduction=reduction)
         self.reduction = reduction
 
     @abstractmethod

@@ -23,6 +23,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import (
     check_bool,
+    check_choice,
     check_finite,
     check_nonnegative,
     check_positive,
@@ -30,7 +31,7 @@ from vicinal.utils.arguments import (
     given,
 )
 from vicinal.utils.devices import uses_kernel
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 
 Triplets = Literal["all", "semi-hard"]
 
@@ -85,8 +86,7 @@ class TripletLoss(RowLoss):
         super().__init__(miner, reduction, tile_rows)
         check_finite(self, margin=margin)
         check_bool(self, soft=soft)
-        if triplets not in ("all", "semi-hard"):
-            raise InputError(f'TripletLoss: triplets = {one_line(repr(triplets), 80)} must be "all" or "semi-hard"')
+        check_choice(self, ("all", "semi-hard"), triplets=triplets)
         self.margin = margin
         self.triplets = triplets
         self.soft = soft

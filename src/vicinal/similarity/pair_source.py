@@ -291,11 +291,7 @@ class PairSource:
             others = (self.references if known is None else known)[:, :dim]
             references = normalize(others)
         return replace(
-            self,
-            anchors=anchors,
-            references=references,
-            unnormalized=unnormalized,
-            unnormalized_references=others,
+            self, anchors=anchors, references=references, unnormalized=unnormalized, unnormalized_references=others
         )
 
     def mean_similarity(self) -> Tensor:

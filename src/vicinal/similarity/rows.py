@@ -126,10 +126,7 @@ class MaskedPairs(NamedTuple):
         return MaskedPairs(self.positive.repeat(times, 1), self.negative.repeat(times, 1))
 
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            torch.where(self.positive, similarity, math.inf),
-            torch.where(self.negative, similarity, -math.inf),
-        )
+        return (torch.where(self.positive, similarity, math.inf), torch.where(self.negative, similarity, -math.inf))
 
     def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
         if grad_positives is None or grad_negatives is None:

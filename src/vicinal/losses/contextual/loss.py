@@ -24,8 +24,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import MaskedPairs
 from vicinal.similarity.tiles import TilePass
 from vicinal.utils import distributed
-from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positive, is_integer, shown
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.arguments import MAX_INTEGER, check_choice, check_nonnegative, check_positive, is_integer, shown
+from vicinal.utils.errors import InputError
 
 MIN_SPARSE_SAMPLES = 256
 """Number of samples up to which dense matrices are faster however small the neighborhoods are."""
@@ -113,12 +113,8 @@ class ContextualLoss(Loss):
             raise InputError(
                 f"ContextualLoss: k = {shown(k)} must be at least 2, a whole number: a sample is its own nearest"
             )
-        if theta not in ("step", "sigmoid"):
-            raise InputError(f'ContextualLoss: theta = {one_line(repr(theta), 80)} must be "step" or "sigmoid"')
-        if conjunction not in ("product", "min"):
-            raise InputError(
-                f'ContextualLoss: conjunction = {one_line(repr(conjunction), 80)} must be "product" or "min"'
-            )
+        check_choice(self, ("step", "sigmoid"), theta=theta)
+        check_choice(self, ("product", "min"), conjunction=conjunction)
         self.k = k
         self.variant = Variant(
             epsilon=epsilon,
