@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving --folder FOLDER                     # 60,000 and 1,000,000 vectors
     python -m benchmarks.serving --sizes 5000 --clients 1 8 --seconds 2 --backbone test_resnet --image_size 32
-    python -m benchmarks.serving --soak 100000                       # mixed requests, hostile ones too, and kills
+    python -m benchmarks.serving --soak 100000 --kills 60            # mixed requests, hostile ones too, and kills
 
 The index has vectors of 128 dimensions in random neighborhoods of 20; it is exact, or `hnsw` above 100,000 vectors, and
 stays in FOLDER for the next run. The floor is what nothing can be faster than that does the same work on the same
@@ -145,13 +145,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--folder", type=Path, help="keeps the indexes, which take minutes to build; otherwise none")
     parser.add_argument("--soak", type=int, metavar="N", help="send N mixed requests instead")
+    parser.add_argument("--kills", type=int, default=10, help="times that the service is killed meanwhile")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         if arguments.soak is not None:
             from benchmarks.serving_soak import soak
 
-            if wrong := soak(Path(temporary), arguments.soak):
+            if wrong := soak(Path(temporary), arguments.soak, arguments.kills):
                 raise SystemExit("\n".join(wrong))
             return
         print_machine()

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from vicinal.export import exported_embedder as engine
 from vicinal.export.exported_embedder import engine_name, with_engine
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import DIGESTS
 
 pytest.importorskip("openvino")
 
@@ -53,6 +55,31 @@ def test_auto_exports_once_and_says_so_once(model: Embedder, photos: Path, capfd
     np.testing.assert_allclose(exported.embed(table, progress=False), model.embed(table, progress=False), atol=1e-5)
     assert isinstance(with_engine(model, "auto", "cpu", 1), ExportedEmbedder), "what was exported serves few images too"
     assert capfd.readouterr().err == ""
+
+
+DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
+    ("model.xml", lambda data: data[: len(data) // 2]),
+    ("model.bin", lambda data: data[:-99] + bytes([data[-99] ^ 64]) + data[-98:]),  # another vector, and no error
+    ("model.preprocessing.json", lambda data: data.replace(b'"size": 32', b'"size": 16')),
+    (DIGESTS, lambda _: b"[" * 100_000),
+    ("model.bin", lambda _: None),
+]
+
+
+def test_a_damaged_export_is_made_again(model: Embedder, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
+    expected = with_engine(model, "openvino", "cpu").embed_batch(pixels)
+    (folder,) = (cache / "engines").iterdir()
+    for name, damaged in DAMAGE:
+        content = damaged((folder / name).read_bytes())
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        capfd.readouterr()
+        found = with_engine(model, "openvino", "cpu").embed_batch(pixels)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        assert "exporting again" in capfd.readouterr().err
+    assert [path.name for path in (cache / "engines").iterdir()] == [folder.name]
 
 
 def test_auto_stays_with_torch(model: Embedder, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

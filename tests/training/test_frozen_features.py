@@ -306,7 +306,12 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     assert re.search(r"features.npy: not a whole .npy file .*; delete", read())
     np.save(cache / FEATURES, np.zeros((3, 96), np.float32))
     assert "features.npy: float32 [3, 96]; it must be float32 [48, 96]; delete" in read()
+    (cache / FEATURES).write_bytes(data[:-9] + bytes([data[-9] ^ 64]) + data[-8:])
+    assert "features.npy: other numbers than were written; delete" in read()
     info = (cache / INFO).read_text()
+    for rows in ("[48]", "[1e999]", f"[{10**400}]", '["0"]', "[" * 100_000):
+        (cache / INFO).write_text(info.replace('"skipped": []', f'"skipped": {rows}'))
+        assert "does not describe a cache of features; delete" in read()
     (cache / INFO).write_text(info.replace(model.fingerprint(), "").replace('"model": "', '"model": "0'))
     assert "is a cache of another model or other images" in read()
     (cache / INFO).write_text("{}")
@@ -323,6 +328,16 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     with torch.no_grad():
         next(model.backbone.parameters()).fill_(float("nan"))
     assert "0.png are not finite" in read()
+
+
+def test_a_replaced_partial_file_is_begun_anew(squares: Path, tmp_path: Path) -> None:
+    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
+    table, noise = load_table(str(squares)), np.random.default_rng(0).bytes(50_000)
+    expected = cached_features(model, table, tmp_path / "cache").vectors.copy()
+    (cache,) = (tmp_path / "cache").iterdir()
+    (cache / FEATURES).unlink()
+    (cache / PARTIAL).write_bytes(noise)
+    np.testing.assert_array_equal(cached_features(model, table, tmp_path / "cache").vectors, expected)
 
 
 def _compute(squares: Path, folder: Path) -> None:

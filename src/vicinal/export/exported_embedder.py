@@ -18,6 +18,7 @@ from vicinal.export.settings import SUFFIXES, Format
 from vicinal.models.model_card import IMPORT
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
+from vicinal.utils.files import DIGESTS, matches_digests, replace_folder, write_digests
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,8 +125,15 @@ class ExportedEmbedder:
         yield self.embed_batch
 
     def embed_batch(self, images: Tensor) -> Floats:
-        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it."""
-        return self.engine.run(images.numpy().round().astype(np.uint8))
+        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it.
+
+        Raises:
+            InputError: The exported model fails, or gives something else than unit vectors.
+        """
+        try:
+            return self.engine.run(images.numpy().round().astype(np.uint8))
+        except ValueError as error:
+            raise InputError(one_line(error)) from error
 
 
 if TYPE_CHECKING:
@@ -144,12 +152,12 @@ NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 def with_engine(
     model: Embedder, engine: Engine, device: str, num_images: int | None = None, obstacle: str | None = None
 ) -> Embedder | ExportedEmbedder:
-    """Return what embeds images by an engine: the model itself, or the model exported for the engine.
+    """Return the embedder for an engine: the model itself, or the model exported for the engine.
 
     `auto` takes OpenVINO if it is installed, the device is a CPU, the network is convolutional, and the exported model
     gives the same unit vectors up to `TOLERANCE`; else PyTorch, which runs transformers as fast. Exported models are
     kept in the folder `engines` of ~/.cache/vicinal (or of the environment variable VICINAL_DATA), by the fingerprint
-    of the model, so that each is exported and compared once.
+    of the model, so that each is exported and compared once; one whose files have changed is exported again.
 
     Args:
         model: The model.
@@ -239,18 +247,23 @@ def _file(folder: Path, engine: Format) -> Path:
 
 
 def _prepared(model: Embedder, engine: Format, folder: Path) -> Path:
-    """The file of the exported model, which is written if it is not there.
+    """The file of the exported model, which is written if it is not there or damaged.
 
     Raises:
         InputError: The model cannot be exported, or gives other vectors; that is remembered.
+        OSError: The folder cannot be written.
     """
     from vicinal.export.exporter import export_model  # loads torch's exporter
 
     path = _file(folder, engine)
-    if path.is_file() and not _is_imported(model):
+    if matches_digests(folder) and path.is_file() and not _is_imported(model):
         return path
+    if (folder / DIGESTS).exists():
+        log(f"exporting again, since {folder} has changed or is damaged")
     try:
-        report = export_model(model, path, format=engine, tolerance=TOLERANCE, with_speed=False)
+        with replace_folder(folder) as new:
+            report = export_model(model, _file(new, engine), format=engine, tolerance=TOLERANCE, with_speed=False)
+            write_digests(new)  # a damaged weight gives other vectors, and no error
     except InputError as error:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / REFUSED).write_text(f"{error}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What embeds the images of requests."""
+"""Embedders of the images of requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageEmbedder(Protocol):
 
     @property
     def preparation(self) -> Preparation:
-        """Makes what turns an image into pixels."""
+        """Makes the function that turns an image into pixels."""
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
         """The embeddings of prepared images, float32 [n, dim]."""
@@ -44,7 +44,7 @@ class TorchEmbedder:
 
     Args:
         model: the model.
-        name: what clients see as its name.
+        name: as clients see it.
         fingerprint: identifies the model and the steps after it; None takes that of the model alone.
         scales: factors of the image size; see :func:`~vicinal.models.embed_multi_scale`.
         max_size: the same.
@@ -76,7 +76,6 @@ class TorchEmbedder:
         from dataclasses import replace
 
         from vicinal.data.images.image_ops import Normalize
-        from vicinal.data.images.transforms import ImageTransform
 
         self.model, self.name, self.scales = model, name, scales
         self.whitening, self.keep_dim = whitening, keep_dim
@@ -84,8 +83,7 @@ class TorchEmbedder:
         self.options = {"precision": precision, "device": device, "progress": False}
         transform = model.transform
         if max_size is not None:
-            default = ImageTransform()
-            transform = replace(transform, longest=max_size, scale=default.scale, ratio=default.ratio)
+            transform = replace(transform, longest=max_size, scale=None, ratio=None)
         self.preparation = TorchPreparation(transform)
         self._normalize = Normalize(transform)
         self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]

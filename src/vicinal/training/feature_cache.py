@@ -32,8 +32,8 @@ from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval
 from vicinal.models.saving import hash_tensors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import listed, log, track
-from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import hold_lock, write_bytes
+from vicinal.utils.errors import InputError, one_line, unreadable
+from vicinal.utils.files import file_digest, hold_lock, write_bytes
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
@@ -191,19 +191,19 @@ def _distinct(table: Table) -> Table:
     return Table(table.frame[columns].iloc[[rows[key] for key in sorted(rows)]])
 
 
-def _read_skipped(cache: Path, key: FeatureKey) -> list[int]:
-    """The rows of images that could not be read, in a cache that must be that of the key."""
+def _read_info(cache: Path, key: FeatureKey) -> tuple[list[int], str]:
+    """The rows of images that could not be read, and the digest of the features; the cache must be that of the key."""
     try:
         info = json.loads((cache / INFO).read_bytes())
-        skipped = [int(row) for row in info.pop("skipped")]
+        digest, skipped = str(info.pop("digest")), [range(key.num_images)[row] for row in info.pop("skipped")]
     except OSError as error:
         raise InputError(f"{unreadable(cache / INFO, error)}; delete {cache}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise InputError(f"{cache / INFO}: does not describe a cache of features; delete {cache}") from None
     if info != asdict(key):
-        found = info.get("model")
+        found = one_line(str(info.get("model")), 40)
         raise InputError(f"{cache}: is a cache of another model or other images ({found}, not {key.model}); delete it")
-    return skipped
+    return skipped, digest
 
 
 def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
@@ -211,7 +211,7 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
     images, batch_size = features.images, features.batch_size
     header, row_bytes = _npy_header((len(images), key.dim), key.dtype), key.dim * np.dtype(key.dtype).itemsize
     with open(cache / PARTIAL, "a+b") as file:
-        size = file.seek(0, os.SEEK_END)
+        size = file.seek(0, os.SEEK_END) if _begins_with(cache / PARTIAL, header) else 0
         # Whole batches, so that all are those of an uninterrupted pass, and their features the same to the last bit.
         done = max(0, size - len(header)) // row_bytes // batch_size * batch_size
         file.truncate(len(header) + done * row_bytes if done else 0)
@@ -229,8 +229,14 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
             file.flush()
         os.fsync(file.fileno())
     skipped = np.flatnonzero(np.isnan(open_npy(cache / PARTIAL)[:, 0])).tolist()
-    write_bytes(cache / INFO, json.dumps({**asdict(key), "skipped": skipped}).encode())
+    info = {**asdict(key), "skipped": skipped, "digest": file_digest(cache / PARTIAL)}
+    write_bytes(cache / INFO, json.dumps(info).encode())
     os.replace(cache / PARTIAL, cache / FEATURES)
+
+
+def _begins_with(path: Path, header: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(header)) == header
 
 
 def _check_finite(values: Values, readable: npt.NDArray[np.bool_], paths: list[str]) -> None:
@@ -256,7 +262,7 @@ def _npy_header(shape: tuple[int, int], dtype: FeatureDtype) -> bytes:
 
 
 def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError) -> CachedFeatures:
-    skipped = _read_skipped(cache, key)
+    skipped, digest = _read_info(cache, key)
     try:
         vectors = open_npy(cache / FEATURES)
     except InputError as error:
@@ -264,6 +270,8 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
     if vectors.shape != (len(images), key.dim) or vectors.dtype != key.dtype:
         expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
+    if file_digest(cache / FEATURES) != digest:
+        raise InputError(f"{cache / FEATURES}: other numbers than were written; delete {cache}")
     if skipped and on_error == "raise":
         raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
     if skipped:

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import glob
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -24,6 +25,7 @@ from vicinal.utils.errors import InputError, unreadable
 # A temporary file that has not been written to for this long belongs to a process that was killed.
 STALE_SECONDS = 60
 DIGEST_BLOCK = 2**20
+DIGESTS = "digests.json"
 
 
 def check_regular_file(path: str | Path) -> None:
@@ -68,6 +70,32 @@ def file_digest(path: str | Path) -> str:
         while block := file.read(DIGEST_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def write_digests(folder: Path) -> None:
+    """Write the SHA-256 of each file of a folder, but not of those in folders below, into the file `DIGESTS` there."""
+    digests = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    (folder / DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
+
+
+def matches_digests(folder: Path) -> bool:
+    """Whether all files of which :func:`write_digests` wrote the digests are there, byte for byte.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder, file = Path(name), Path(name, "file")
+        ...     _ = file.write_bytes(b"whole")
+        ...     write_digests(folder)
+        ...     matches_digests(folder), file.write_bytes(b"who"), matches_digests(folder)
+        (True, 3, False)
+    """
+    try:
+        digests = dict(json.loads((folder / DIGESTS).read_bytes()))
+        files = {folder / Path(name).name: digest for name, digest in digests.items()}
+        return all(file.is_file() and file_digest(file) == digest for file, digest in files.items())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -30,6 +32,31 @@ def test_images_are_written_once(tmp_path: Path) -> None:
     assert table.paths == [str(tmp_path / "deep" / "set" / "a.png")]
     again = prepare_table(tmp_path / "deep" / "set", lambda folder: pytest.fail("written again"))
     assert again.frame.equals(table.frame)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-4]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "replaced": lambda path: path.write_text("path,label\na.png,4\n"),
+    "random": lambda path: path.write_bytes(np.random.default_rng(0).bytes(1000)),
+    "deleted": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["table.csv", "digests.json"])
+def test_a_damaged_table_is_written_again(tmp_path: Path, damage: str, name: str) -> None:
+    table = prepare_table(tmp_path / "set", write)
+    DAMAGE[damage](tmp_path / "set" / name)
+    assert prepare_table(tmp_path / "set", write).frame.equals(table.frame)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir())[-1] == "table.csv"
+
+
+def test_digests_name_files_of_their_folder_alone(tmp_path: Path) -> None:
+    prepare_table(tmp_path / "set", write)
+    (tmp_path / "set" / "digests.json").write_text('{"/dev/zero": "0"}')
+    assert len(prepare_table(tmp_path / "set", write)) == 1
 
 
 def test_an_interrupted_preparation_is_not_taken_for_whole(tmp_path: Path) -> None:
