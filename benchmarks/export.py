@@ -16,6 +16,7 @@ import argparse
 import os
 import tempfile
 import time
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

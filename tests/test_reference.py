@@ -24,7 +24,7 @@ from vicinal.utils.errors import InputError
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
 TEXT = "\n".join(PAGES.values())
-INTERNAL = {"vicinal.report.page.markup", "vicinal.losses.contextual"}  # their public names belong to another package
+INTERNAL = {"vicinal.report.page.markup"}  # its public names belong to another package
 BASES = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "CenterBasedLoss", "WeightedSum"}
 
 

@@ -26,8 +26,8 @@ from vicinal.losses import (
     ProxyAnchorLoss,
     RecallAtKLoss,
 )
+from vicinal.losses.contextual import dense
 from vicinal.losses.contextual import loss as contextual
-from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.divided_work import divided_rows, embed_divided, find_unreadable
@@ -142,10 +142,10 @@ def together(rank: int, world: int) -> dict[str, Any]:
     for name, make in LOSSES.items():
         system = System(make())
         result[name] = steps(system, DistributedDataParallel(system), rank, world)
-    row_blocks.MAX_GATHERED, before = 2 * SIZE * world, row_blocks.MAX_GATHERED  # rows come two at a time
+    dense.MAX_GATHERED, before = 2 * SIZE * world, dense.MAX_GATHERED  # rows come two at a time
     system = System(ContextualLoss(3))
     result["rows in parts"] = steps(system, DistributedDataParallel(system), rank, world)
-    row_blocks.MAX_GATHERED = before
+    dense.MAX_GATHERED = before
     contextual.MIN_SPARSE_SAMPLES, contextual.MAX_DENSITY = 0, 1.0
     system = System(ContextualLoss(3))
     result["sparse"] = steps(system, DistributedDataParallel(system), rank, world)

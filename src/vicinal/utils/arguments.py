@@ -68,6 +68,14 @@ def check_bool(owner: object, **values: object) -> None:
             raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be True or False")
 
 
+def check_choice(owner: object, choices: tuple[str, ...], **values: object) -> None:
+    """Check that every value is one of some words."""
+    for name, value in values.items():
+        if value not in choices:
+            words = " or ".join(f'"{word}"' for word in choices)
+            raise InputError(f"{_name(owner)}: {name} = {one_line(repr(value), 80)} must be {words}")
+
+
 def given(**values: object) -> dict[str, object]:
     """The values that are not None, for checks of optional arguments."""
     return {name: value for name, value in values.items() if value is not None}

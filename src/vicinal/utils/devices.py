@@ -16,6 +16,10 @@ from vicinal.utils.errors import one_line
 
 CPU_ELEMENTS = 2**20
 """4 MB in float32, which fits into a processor's cache."""
+MIN_TILE_ROWS = 128
+"""Matrix products with fewer rows take longer per row."""
+MAX_THREADS = 4
+"""Of a CPU, with which a tile grows: the others wait for what one thread does alone for each tile."""
 MIN_GPU_ELEMENTS, MAX_GPU_ELEMENTS = 2**22, 2**26
 BYTES_PER_ELEMENT = 2**10
 """Of the memory of a GPU: a tile in float32 takes 1/256 of it, and what is computed from it a few times as much."""
@@ -105,6 +109,18 @@ def tile_elements(device: torch.device) -> int:
         1048576
     """
     return CPU_ELEMENTS if device.type == "cpu" else _of_gpu(device)
+
+
+def default_tile_rows(columns: int, device: torch.device) -> int:
+    """The number of rows with which a tile has the size for its device, or more where matrix products need more.
+
+    Example:
+        >>> default_tile_rows(2**24, torch.device("cpu"))
+        128
+    """
+    is_divided = device.type == "cpu" and not torch.compiler.is_compiling()  # which cannot ask for the number
+    threads = min(torch.get_num_threads(), MAX_THREADS) if is_divided else 1
+    return max(MIN_TILE_ROWS, threads * tile_elements(device) // max(columns, 1))
 
 
 def _of_gpu(device: torch.device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from inspect import isabstract
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ LOSS_FILES = (
     "distillation.py",
     "matryoshka.py",
     "mixing.py",
-    "weighting/__init__.py",
+    "weighting.py",
 )
 # Losses that are not named ...Loss:
 OTHER_LOSSES = (
@@ -222,6 +223,7 @@ def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
     )
 
 
+@cache
 def loss_names() -> list[str]:
     """The losses that Vicinal offers, read from `__all__` of their modules without importing these.
 
