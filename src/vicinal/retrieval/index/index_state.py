@@ -17,10 +17,16 @@ import numpy.typing as npt
 
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, Columns, Database
+from vicinal.retrieval.index.engines import (
+    HalfStore,
+    RescoringEngine,
+    SegmentedEngine,
+    create_codes,
+    read_codes,
+    read_engine,
+)
 from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.rescoring import HalfStore, RescoringEngine, create_codes, read_codes, read_engine
-from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -29,7 +35,7 @@ from vicinal.utils.files import write_blocks
 from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
-    from vicinal.retrieval.index.rescoring import Engine
+    from vicinal.retrieval.index.engines import Engine
 
 VECTORS, CONTEXT, ORIGINALS = "vectors", "context", "originals"
 SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", ORIGINALS: ".f16"}
@@ -88,7 +94,7 @@ def _check(path: Path, digest: str, expected: str) -> None:
 
 
 def delete_unused(folder: Path, named: Names, before: Names) -> None:
-    """Delete the files that the database named before, and those of killed processes."""
+    """Delete the former files of the database, and the files of killed processes."""
     current, old = ({name for name, _ in names.values()} for names in (named, before))
     for path in _data_files(folder):
         with suppress(OSError):  # such as where a reader has it open on Windows
@@ -296,7 +302,7 @@ class IndexState:
         return ids.astype(np.int64)
 
     def have_vectors(self, ids: Integers, vectors: UnitVectors) -> Booleans:
-        """Whether the images of some ids, -1 for none, have these vectors; False for those of a refined index."""
+        """Whether the images of some ids, -1 for none, have these vectors; False in a refined index."""
         is_same, known = np.zeros(len(ids), dtype=bool), np.flatnonzero(ids >= 0)
         if self.context is None and len(known):
             is_same[known] = (self.engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
@@ -315,7 +321,7 @@ class IndexState:
         return replace(self, engine=_folded(self.engine), context=context)
 
     def write_files(self, folder: Path, names: Names) -> Names:
-        """Write files that hold all vectors, those of changes too; parts that have names are written already.
+        """Write files that hold all vectors, also those of changes; parts with names are written already.
 
         Raises:
             OSError: a file cannot be written.
