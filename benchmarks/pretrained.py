@@ -34,14 +34,13 @@ from safetensors.torch import save_file
 from benchmarks.glyphs import glyphs
 from benchmarks.table import percent_with_interval, print_machine
 from vicinal import Embedder, Table, evaluate, load_table
-from vicinal.data import ImageTransform
 from vicinal.evaluation import Evaluation, Resampling, compare_models
 from vicinal.training import Recipe
 from vicinal.utils.run_folder import RunFolder
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SEEDS = (0, 1, 2)
-NO_AUGMENTATION = (f"--transform.scale={[*ImageTransform().scale]}", "--transform.flip=0.5", "--transform.rotation=0",
+NO_AUGMENTATION = ("--transform.scale=null", "--transform.flip=0.5", "--transform.rotation=0",
                    "--transform.color_jitter=0")  # fmt: skip
 """The defaults of the transform: frozen features are those of the images as in tests, and refuse anything else."""
 

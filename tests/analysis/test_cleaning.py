@@ -21,7 +21,6 @@ from vicinal.analysis import (
 )
 from vicinal.data import Table, apply_decisions
 from vicinal.utils.errors import InputError
-from vicinal.workflows.clean import write_findings
 
 
 def blobs(classes: int = 4, size: int = 25, spread: float = 0.35, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -151,19 +150,3 @@ def test_findings_about_boxes_are_decided_one_by_one(tmp_path: Path) -> None:
     found.loc[found["row"] == 2, "decision"] = "drop"
     found.drop(columns="row").to_csv(tmp_path / "d.csv", index=False)
     assert apply_decisions(table, tmp_path / "d.csv").frame["x_1"].tolist() == [0, 1, 3]
-
-
-def test_no_clusters_cannot_be_asked_for() -> None:
-    with pytest.raises(InputError, match="clusters: num_clusters = 0 must be at least 1"):
-        clusters(np.eye(3), Table(pd.DataFrame({"label": [0, 1, 2]})), num_clusters=0)
-
-
-def test_findings_about_integer_labels_are_written(tmp_path: Path) -> None:
-    vectors, labels = blobs(2, 8, 0.01)
-    labels[0] = 1
-    vectors[1] = vectors[0]
-    paths = [f"/p/{row}.png" for row in range(16)]
-    findings = find_problems(vectors, Table(pd.DataFrame({"path": paths, "label": labels})), num_neighbors=5)
-    write_findings(tmp_path / "f.parquet", findings)
-    lines = pd.read_parquet(tmp_path / "f.parquet")
-    assert lines.query("finding == 'label_error'")["suggested_label"].tolist() == ["0"]

@@ -13,8 +13,6 @@ from scipy.sparse.csgraph import connected_components
 
 from vicinal.analysis import duplicate_groups, duplicates, exact_duplicates, image_facts, pixel_similarities
 from vicinal.data import Table
-from vicinal.retrieval.neighbors import similar_pairs
-from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import InputError
 
 
@@ -43,15 +41,6 @@ def test_groups_are_the_components_of_all_pairs(monkeypatch: pytest.MonkeyPatch,
     np.testing.assert_allclose(groups["similarity"], scores.max(axis=1)[groups["row"]], atol=1e-6)
     best = groups.groupby("group")["similarity"].max()
     assert best.is_monotonic_decreasing
-
-
-def test_pairs_of_blocks_are_all_pairs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.retrieval.neighbors.RANGE_ROWS", 8)
-    vectors = UnitVectors(np.random.default_rng(0).normal(size=(50, 3)), "vector")
-    found = [pair for each in similar_pairs(vectors, 0.5) for pair in zip(each.first, each.second, strict=True)]
-    unit = vectors.block(0, 50).numpy()
-    expected = np.argwhere(np.triu(unit @ unit.T >= 0.5, 1)).tolist()
-    assert sorted(map(list, found)) == expected
 
 
 def test_leaks_and_contradictions_are_told(tmp_path: Path) -> None:
@@ -88,8 +77,6 @@ def test_pixels_tell_copies_from_images_that_are_only_similar(tmp_path: Path) ->
     alike = pixel_similarities(thumbnails, np.zeros(4, dtype=int), np.arange(1, 5))
     assert (alike[:3] > 0.9).all()
     assert alike[3] < 0.5
-    whole = pixel_similarities(thumbnails, np.array([0]), np.array([2]), sides=())
-    assert whole[0] < alike[1]  # of a crop, which has to be looked for in the original
     assert duplicate_groups(np.ones((5, 2)), table, thumbnails=thumbnails)["row"].tolist() == [0, 1, 2, 3]
 
 
@@ -124,14 +111,3 @@ def test_turned_and_mirrored_copies_are_found_where_embeddings_are_near(tmp_path
     table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(len(images))]}))
     thumbnails, vectors = image_facts(table).thumbnails, np.ones((len(images), 2))
     assert duplicate_groups(vectors, table, thumbnails=thumbnails)["row"].tolist() == list(range(8))
-
-
-def test_very_many_similar_embeddings_are_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(duplicates, "MANY_PAIRS", 6)
-    table = Table(pd.DataFrame({"path": list("abcd")}))
-    duplicate_groups(np.eye(4), table)
-    assert "pairs" not in capsys.readouterr().err
-    duplicate_groups(np.ones((4, 2)), table)
-    assert "at least 6 pairs of embeddings are as similar as 0.95" in " ".join(capsys.readouterr().err.split())

@@ -61,13 +61,6 @@ def test_neighbors_of_queries_in_a_gallery_leave_out_their_own_group(least: int)
     assert (found.same_class[counted, 0] == evaluation.per_query["recall@1"][counted]).all()
 
 
-def test_queries_with_positives_are_those_that_evaluation_counts() -> None:
-    case = case_of(np.eye(5), [0, 0, 1, 2, 2], group=[0, 1, 0, 3, 3])
-    found = found_in(case).with_positives()
-    assert found.queries.tolist() == np.flatnonzero(~np.isnan(case.evaluation.per_query["mAP"])).tolist() == [0, 1]
-    assert [len(each) for each in (found.ids, found.scores, found.num_positives, found.same_class)] == [2] * 4
-
-
 def test_an_image_does_not_find_itself_by_its_path() -> None:
     frame = pd.DataFrame({"label": [0, 0, 1, 0], "path": ["/a", "/b", "/c", "/a"]})
     table = Table(frame.assign(is_query=[1, 0, 0, 0], is_gallery=[0, 1, 1, 1]))
@@ -75,11 +68,6 @@ def test_an_image_does_not_find_itself_by_its_path() -> None:
     assert (found.ids.tolist(), found.num_positives.tolist()) == ([[1, 2]], [1])
     relabeled = Table(table.frame.assign(label=[0, 0, 1, 1]))
     assert query_neighbors(np.eye(4), relabeled).num_positives.tolist() == [1]
-
-
-def test_few_images_have_few_neighbors() -> None:
-    case = case_of(np.eye(3), [0, 0, 1])
-    assert found_in(case).k == 2
 
 
 def test_what_does_not_belong_together_is_refused(noisy: Case) -> None:
@@ -104,15 +92,6 @@ def test_confusions_count_first_neighbors(noisy: Case) -> None:
         assert each.fraction == mine.sum() / 10
         assert each.similarity == found.scores[each.query, 0] == found.scores[mine, 0].max()
         assert found.ids[each.query, 0] == each.neighbor
-
-
-def test_matrix_of_confusions_counts_first_neighbors(noisy: Case) -> None:
-    found = found_in(noisy)
-    counts = confusion_matrix(found)
-    assert counts.to_numpy().sum() == 60
-    assert np.trace(counts) == found.same_class[:, 0].sum()
-    for each in confusions(found).itertuples():
-        assert counts.loc[each.label, each.nearest_label] == each.num_queries
 
 
 def test_queries_without_positives_are_not_confused() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from threadpoolctl import threadpool_limits
 
 from tests.report.page.cases import Case
 from vicinal.analysis import embedding_map
@@ -25,15 +24,6 @@ def test_map_fills_its_square_and_keeps_neighbors_near(noisy: Case) -> None:
     assert places.max() == pytest.approx(1)
     distances = np.linalg.norm(places[:, None] - places, axis=2) + np.eye(60) * 1e9
     assert (labels[distances.argmin(axis=1)] == labels).all()
-
-
-def test_map_does_not_depend_on_the_number_of_threads() -> None:
-    vectors = np.random.default_rng(0).normal(size=(200, 1000)).astype(np.float32)
-    places = []
-    for threads in (1, 2):
-        with threadpool_limits(threads):
-            places.append(embedding_map(vectors, labeled(np.arange(200) % 9)))
-    assert places[0].equals(places[1])
 
 
 def test_map_is_of_the_gallery() -> None:

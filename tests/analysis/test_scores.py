@@ -7,7 +7,6 @@ import pytest
 
 from tests.report.page.cases import Case
 from vicinal.analysis import class_scores, queries_by_score, query_changes, query_neighbors
-from vicinal.analysis.scores import query_metric, recall_metric
 from vicinal.data import Table
 from vicinal.data.class_samples import round_robin
 from vicinal.evaluation import evaluate
@@ -39,13 +38,6 @@ def test_best_and_worst_queries(noisy: Case) -> None:
         assert [scores[row] for row in of_each_class] == [
             extreme(scores[labels == labels[row]]) for row in of_each_class
         ]
-
-
-def test_names_of_metrics_fall_back(noisy: Case) -> None:
-    assert recall_metric(evaluate(noisy.vectors, noisy.table, recall_at=[4, 2])) == "recall@2"
-    without = evaluate(noisy.vectors, noisy.table, recall_at=[])
-    assert recall_metric(without) == query_metric(without) == "mAP@R"
-    assert "mAP@R" in class_scores(without, noisy.table)
 
 
 def test_changes_of_queries_are_matched_by_path_or_by_row(noisy: Case) -> None:

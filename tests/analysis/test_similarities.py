@@ -31,13 +31,6 @@ def test_pairs_of_one_group_are_not_drawn() -> None:
     assert set(pair_similarities(vectors, alone, num_pairs=200).positive) == {0.0, 1.0}
 
 
-def test_pairs_are_of_a_query_and_a_gallery_image() -> None:
-    table = Table(pd.DataFrame({"label": [0, 0, 0, 1], "is_query": [1, 0, 0, 0], "is_gallery": [0, 1, 0, 1]}))
-    pairs = pair_similarities(np.array([[1, 0], [1, 1], [0, 1], [-1, 0]]), table, num_pairs=50)
-    assert pairs.positive == pytest.approx(np.full(50, np.sqrt(0.5)))
-    assert pairs.negative == pytest.approx(np.full(len(pairs.negative), -1))
-
-
 def test_histogram_fractions() -> None:
     rng = np.random.default_rng(0)
     same = PairSimilarities(*[rng.uniform(size=400_000) for _ in range(2)]).histogram(num_bins=10)

@@ -115,7 +115,7 @@ def test_a_file_that_is_not_for_the_network(photos: Path, tmp_path: Path, capsys
 
 def test_other_files_and_models_that_have_weights(weights: Path, photos: Path, tmp_path: Path, capsys) -> None:
     assert "does not end in one of" in refused(capsys, "clean", photos, "--model", NAME, "--weights", __file__)
-    assert "there is no weights file" in refused(capsys, "clean", photos, "--model", NAME, "--weights", photos)
+    assert "no such file" in refused(capsys, "clean", photos, "--model", NAME, "--weights", photos)
     Embedder(NAME, dim=8, pretrained=False).save_pretrained(tmp_path / "model")
     for model in (tmp_path / "model", "someone/model"):
         error = refused(capsys, "clean", photos, "--model", model, "--weights", weights)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import warnings
-
 import pandas as pd
 import pytest
 
@@ -11,12 +9,6 @@ from vicinal.utils.errors import InputError
 
 def table(*labels: str) -> Table:
     return Table(pd.DataFrame({"label": list(labels)}))
-
-
-def test_two_classes_of_two_images_are_enough() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_trainable(table("a", "a", "b", "b"))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +27,3 @@ def test_what_cannot_be_trained_on(labels: tuple[str, ...], message: str) -> Non
 def test_classes_of_one_image_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="class 'cat' has one image, and so have 1 other class:"):
         check_trainable(table("dog", "dog", "cat", "owl"))
-
-
-def test_labels_are_needed() -> None:
-    with pytest.raises(InputError, match="no column 'label'"):
-        check_trainable(Table(pd.DataFrame({"path": ["a.png"]})))

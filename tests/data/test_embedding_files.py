@@ -112,34 +112,11 @@ def test_parquet_columns_that_are_no_embeddings(tmp_path: Path, column: list[obj
         load_embeddings(tmp_path / "e.parquet")
 
 
-def test_a_csv_of_the_user_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "e.csv").write_text("path\nmine.png\n")
-    save_embeddings(tmp_path / "e.npy", vectors(), table())
-    assert load_embeddings(tmp_path / "e.npy")[1].classes == [0, 1, 2]
-    save_embeddings(tmp_path / "e.npy", vectors(), Table(pd.DataFrame(index=range(3))))
-    assert (tmp_path / "e.csv").read_text() == "path\nmine.png\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.csv", "e.npy"]
-
-
 def test_vectors_beside_a_csv_of_the_same_stem(tmp_path: Path) -> None:
     np.save(tmp_path / "e.npy", vectors())
     (tmp_path / "e.csv").write_text("path,label\na.png,x\nb.png,y\nc.png,x\n")
     found = load_embeddings(tmp_path / "e.npy")[1]
     assert (found.paths[0], found.classes) == (str(tmp_path / "a.png"), ["x", "y"])
-
-
-def test_loaded_vectors_outlive_their_file(tmp_path: Path) -> None:
-    np.save(tmp_path / "e.npy", vectors())
-    found, _ = load_embeddings(tmp_path / "e.npy")
-    (tmp_path / "e.npy").write_bytes(b"")
-    found += 1
-    assert np.array_equal(found, vectors() + 1)
-
-
-def test_lists_of_two_lengths_in_two_pieces(tmp_path: Path) -> None:
-    pieces = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([[3.0, 4.0], [5.0, 6.0]])])
-    pq.write_table(pa.table({"embedding": pieces}), tmp_path / "e.parquet", row_group_size=1)
-    assert load_embeddings(tmp_path / "e.parquet")[0].tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 @pytest.mark.parametrize("columns", [["path", "label"], []])
@@ -153,15 +130,3 @@ def test_a_parquet_file_says_which_model_made_its_vectors(tmp_path: Path, column
     assert list(pd.read_parquet(tmp_path / "e.PARQUET").columns) == [*columns, "embedding"]
     save_embeddings(tmp_path / "e.PARQUET", vectors(), part)
     assert read_fingerprint(tmp_path / "e.PARQUET") is None
-
-
-def test_files_that_do_not_say_which_model_made_them(tmp_path: Path) -> None:
-    save_embeddings(tmp_path / "e.npy", vectors(), table(), fingerprint="0123456789abcdef")
-    assert read_fingerprint(tmp_path / "e.npy") is None
-    pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), tmp_path / "e.parquet")
-    assert read_fingerprint(tmp_path / "e.parquet") is None
-    with pytest.raises(InputError, match=r"lost\.parquet: no such file"):
-        read_fingerprint(tmp_path / "lost.parquet")
-    (tmp_path / "e.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"e\.parquet: not a Parquet file"):
-        read_fingerprint(tmp_path / "e.parquet")

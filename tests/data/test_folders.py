@@ -3,14 +3,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
-from itertools import permutations
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from vicinal.data import Table, folders, is_image_file
+from vicinal.data import Table
 from vicinal.data.images.decoding import read_image
 from vicinal.utils.errors import InputError
 
@@ -79,32 +77,11 @@ def test_top_folders_with_the_same_folders_are_named(tmp_path: Path, capsys: pyt
         assert capsys.readouterr().err == ""
 
 
-def test_split_folders_without_classes(tmp_path: Path) -> None:
-    table = Table.from_folder(fill(tmp_path, "train/1.png", "test/2.png"))
-    assert list(table.frame.columns) == ["path", "split"]
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    table = Table.from_folder(fill(tmp_path, "train/1.png", "bus/2.png"))
-    assert table.classes == ["bus", "train"]
-    assert table.splits == []
-
-
 def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
     fill(tmp_path, "cat/1.png")
     for name in ("cat/loop.png", "cat/loop", "self"):
         (tmp_path / name).symlink_to(tmp_path / name)
     assert names(Table.from_folder(tmp_path), tmp_path) == ["cat/1.png", "cat/loop.png"]
-
-
-def test_many_links_between_folders_are_walked_in_bounded_time(tmp_path: Path) -> None:
-    for one in range(12):  # more than 10**9 ways from folder to folder
-        fill(tmp_path, f"{one}/1.png")
-        for other in range(12):
-            (tmp_path / str(one) / f"to{other}").symlink_to(tmp_path / str(other))
-    start = time.monotonic()
-    assert not Table.from_folder(tmp_path).has("label")
-    assert time.monotonic() - start < 10
 
 
 def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,11 +115,6 @@ def test_folders_without_images_are_named(
     (tmp_path / "cat" / "loop").symlink_to(tmp_path)
     assert len(Table.from_folder(tmp_path)) == 2
     assert capsys.readouterr().err == (f"{tmp_path}: no image in {named}\n" if named else "")
-
-
-def test_an_empty_name_is_not_the_working_directory() -> None:
-    with pytest.raises(InputError, match="the name of the folder is empty"):
-        Table.from_folder("")
 
 
 def test_linked_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -185,42 +157,6 @@ def test_no_such_folder(tmp_path: Path) -> None:
         Table.from_folder(fill(tmp_path, "a.png") / "a.png")
 
 
-def test_image_files_are_told_by_their_ending() -> None:
-    assert is_image_file("x/cat.JPG")
-    assert is_image_file("cat.jpe")
-    assert not is_image_file(Path("cat.csv"))
-
-
-def test_folders_linked_to_each_other_are_not_walked_without_end(tmp_path: Path) -> None:
-    for name in "abcd":
-        fill(tmp_path, f"{name}/x/1.png")
-    for one, other in permutations("abcd", 2):
-        (tmp_path / one / other).symlink_to(tmp_path / other)
-    (tmp_path / "a" / "up").symlink_to(tmp_path.parent)
-    assert not Table.from_folder(tmp_path).has("label")
-
-
-def test_a_folder_may_be_linked_twice(tmp_path: Path) -> None:
-    fill(tmp_path, "data/test/cat/1.png", "store/2.png")
-    (tmp_path / "data" / "val").symlink_to(tmp_path / "data" / "test")
-    (tmp_path / "data" / "test" / "dog").symlink_to(tmp_path / "store")
-    with pytest.warns(UserWarning, match="is in"):
-        table = Table.from_folder(tmp_path / "data")
-    assert names(table, tmp_path / "data") == [
-        f"{split}/{file}" for split in ("test", "val") for file in ("cat/1.png", "dog/2.png")
-    ]
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_only_files_are_images(tmp_path: Path) -> None:
-    fill(tmp_path, "cat/1.png", "cat/folder.png/readme.txt")
-    os.mkfifo(tmp_path / "cat" / "pipe.png")
-    (tmp_path / "cat" / "linked-pipe.png").symlink_to(tmp_path / "cat" / "pipe.png")
-    (tmp_path / "cat" / "linked.png").symlink_to(tmp_path / "cat" / "1.png")
-    (tmp_path / "cat" / "lost.png").symlink_to(tmp_path / "nothing.png")
-    assert names(Table.from_folder(tmp_path), tmp_path) == ["cat/1.png", "cat/linked.png", "cat/lost.png"]
-
-
 @pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
 def test_file_names_that_are_no_text_are_left_out_and_named(
     tmp_path: Path, name: bytes, capsys: pytest.CaptureFixture[str]
@@ -237,21 +173,6 @@ def test_file_names_that_are_no_text_are_left_out_and_named(
     assert names(Table.from_folder(fill(tmp_path, "owl/1.png", "cat/2.png")), tmp_path) == ["cat/2.png", "owl/1.png"]
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(f"left out 1 image by the name: {tmp_path}: {reason}", line)
-
-
-def test_other_files_are_counted_where_images_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path / "elsewhere", "2.png", "old.MOV", "list")
-    fill(tmp_path / "photos", "1.png", "notes.txt", ".hidden.txt", ".git/x.txt")
-    (tmp_path / "photos" / "more").symlink_to(tmp_path / "elsewhere")
-    walked: list[object] = []
-    monkeypatch.setattr(
-        folders, "find_images", lambda folder, find=folders.find_images: walked.append(1) or find(folder)
-    )
-    table = Table.from_folder(tmp_path / "photos")
-    assert names(table, tmp_path / "photos") == ["1.png", "more/2.png"]
-    assert table.other_files == {"": 1, ".mov": 1, ".txt": 1}
-    assert len(walked) == 1
-    assert table.take([0]).other_files == {}
 
 
 def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

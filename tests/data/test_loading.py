@@ -5,21 +5,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from vicinal.data import DataSettings, NoiseSettings, Table, load_dataset, load_table
 from vicinal.utils.errors import InputError
-
-
-def test_load_table_reads_folders_files_and_benchmarks(tmp_path: Path) -> None:
-    (tmp_path / "images" / "cat").mkdir(parents=True)
-    Image.new("L", (2, 2)).save(tmp_path / "images" / "cat" / "1.png")
-    (tmp_path / "table.csv").write_text("path,label\nimages/cat/1.png,cat\n")
-    assert load_table(tmp_path / "images").paths == load_table(str(tmp_path / "table.csv")).paths
-    assert load_table(tmp_path / "table.csv", root="/other").paths == ["/other/images/cat/1.png"]
-    assert len(load_table("digits", root=tmp_path / "kept")) == 1797
-    with pytest.raises(InputError, match=r"a folder of images takes no root"):
-        load_table(tmp_path / "images", root="/other")
 
 
 def test_load_table_names_the_possible_sources(tmp_path: Path) -> None:

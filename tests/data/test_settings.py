@@ -44,11 +44,6 @@ def test_invalid_noise(settings: dict[str, Any], message: str) -> None:
         NoiseSettings(**settings)
 
 
-def test_a_negative_number_of_workers() -> None:
-    with pytest.raises(InputError, match=r"data\.num_workers = -1 must be 0 or more"):
-        DataSettings(num_workers=-1)
-
-
 def test_settings_of_a_division_without_a_division() -> None:
     with pytest.raises(InputError, match=r"data\.order = in_order must be random without data\.fractions"):
         DataSettings(order="in_order", classes={"train": ["a"]})

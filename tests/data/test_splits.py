@@ -13,31 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vicinal.data import DataSettings, Table
-from vicinal.data.dataset import divide, load_dataset
+from vicinal.data.dataset import load_dataset
 from vicinal.data.splits import (
     class_folds,
     hold_out_images,
     order_classes,
     shared_classes,
     splits_by_fraction,
-    splits_by_list,
 )
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 
 
 @given(classes=st.integers(3, 200), train=st.floats(0.34, 0.6), val=st.floats(0.34, 0.39), seed=st.integers(0, 99))
-def test_shares_give_each_class_one_split_in_the_right_numbers(
+def test_fractions_give_each_class_one_split_in_the_right_numbers(
     classes: int, train: float, val: float, seed: int
 ) -> None:
     chosen = splits_by_fraction(range(classes), {"val": val, "train": train}, seed)
     numbers = pd.Series(chosen).value_counts()
     assert abs(numbers["train"] - train * classes) <= 0.5
     assert abs(numbers["train"] + numbers["val"] - (train + val) * classes) <= 0.5
-
-
-def test_all_shares_together_take_every_class() -> None:
-    assert len(splits_by_fraction(range(7), {"train": 0.7, "val": 0.2, "test": 0.1}, 0)) == 7
 
 
 def test_in_order_sorts_numbers_as_numbers_and_other_names_as_text() -> None:
@@ -64,17 +59,6 @@ def test_folds_are_disjoint_of_one_size_and_seeded(classes: int, folds: int, see
     assert found == class_folds(names, folds, seed)
     in_order = class_folds(names[::-1], folds, order="in_order")
     assert [name for fold in in_order for name in fold] == names
-
-
-def test_folds_depend_on_the_seed_and_one_fold_is_refused() -> None:
-    assert class_folds(range(20), 4, 0) != class_folds(range(20), 4, 1)
-    with pytest.raises(InputError, match="1 folds of 5 classes; give 2 folds or more"):
-        class_folds(range(5), 1)
-
-
-def test_long_lists_of_classes_are_cut_in_errors() -> None:
-    with pytest.raises(InputError, match=r"there are 0, 1, 2, 3, 4, 5, 6, 7 and 92 more$"):
-        splits_by_list(range(100), {"train": ["x"]})
 
 
 def test_shared_classes_with_all_their_splits() -> None:
@@ -112,22 +96,9 @@ def test_the_classes_of_train_and_val_are_divided_and_test_stays(own: dict[str, 
     assert classes(table.split_classes({"train": 1.0}))["train"] == list(range(8))
 
 
-def test_listed_classes_leave_the_test_split_as_it_is() -> None:
-    split = with_splits(train=4, test=2).split_classes(classes={"train": [0, 1], "val": ["3"]})
-    assert classes(split) == {"train": [0, 1], "val": [3], "test": [4, 5]}
-
-
 def test_redivide_divides_all_classes() -> None:
     split = with_splits(train=8, test=6).split_classes(HALVES, order="in_order", redivide=True)
     assert classes(split) == {"train": list(range(7)), "val": list(range(7, 14))}
-
-
-def test_classes_shared_with_the_test_split_may_stay_shared() -> None:
-    frame = pd.DataFrame({"label": ["a", "a", "b", "b"], "split": ["train", "test"] * 2})
-    with pytest.warns(UserWarning, match="is in the splits train and test"):
-        table = Table(frame)
-    split = table.split_classes(HALVES, order="in_order")
-    assert split.frame["split"].tolist() == ["train", "test", "val", "test"]
 
 
 def test_a_column_divides_whole_groups_of_the_training_classes() -> None:
@@ -176,15 +147,6 @@ def test_training_images_in_a_new_val_are_queries_and_gallery() -> None:
 def test_divisions_that_are_refused(sizes: dict[str, int], arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         with_splits(**sizes).split_classes(**arguments)
-
-
-def test_settings_divide_as_the_table_does() -> None:
-    table = with_splits(train=4, test=2)
-    assert divide(table, DataSettings()) is table
-    settings = DataSettings(fractions=HALVES, order="in_order")
-    assert classes(divide(table, settings)) == {"train": [0, 1], "val": [2, 3], "test": [4, 5]}
-    anew = DataSettings(classes={"train": [5], "test": [0]}, redivide=True)
-    assert classes(divide(table, anew)) == {"train": [5], "test": [0]}
 
 
 def test_a_fraction_of_each_class_is_held_out_two_images_or_none_at_least() -> None:

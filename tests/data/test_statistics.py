@@ -23,22 +23,6 @@ def test_counts_whole_and_by_split() -> None:
     assert (train.num_images, train.num_classes, train.median_per_class, train.coarse) == (7, 2, 3.5, {"coarse": 1})
 
 
-def test_printing_a_table_prints_its_statistics() -> None:
-    frame = pd.DataFrame({"label": ["a"] * 1500 + ["b"] * 2, "split": ["train"] * 1500 + ["val"] * 2})
-    assert str(Table(frame)).splitlines() == [
-        "       images  classes  per class: min  median    max",
-        "train   1,500        1           1,500    1500  1,500",
-        "val         2        1               2       2      2",
-        "all     1,502        2               2     751  1,500",
-    ]
-
-
-def test_tables_without_labels_or_rows() -> None:
-    unlabeled = Table(pd.DataFrame({"path": ["a.png", "b.png"]}))
-    assert str(unlabeled).splitlines()[1].split() == ["all", "2", "-", "-", "-", "-"]
-    assert unlabeled.take([]).statistics().num_images == 0
-
-
 def test_the_fractions_of_noisy_labels_and_foreign_images_are_counted_if_known() -> None:
     frame = pd.DataFrame({"label": ["a", "b", "b", "b", "c"], "split": ["train"] * 4 + ["test"]})
     assert Table(frame).statistics().noise == {}

@@ -32,28 +32,11 @@ def test_labels_are_positions_among_the_sorted_classes() -> None:
     assert table.class_counts.tolist() == [1, 2, 1]
 
 
-def test_integer_classes_sort_as_numbers() -> None:
-    table = Table(pd.DataFrame({"label": [10, 9, 10, -1]}))
-    assert table.classes == [-1, 9, 10]
-    assert table.labels.tolist() == [2, 1, 2, 0]
-
-
 def test_rows_are_renumbered_and_paths_resolved_against_the_root() -> None:
     frame = pd.DataFrame({"path": ["a/../b.png", "/elsewhere/c.png"]}, index=[7, 7])
     table = Table(frame, root="/pictures")
     assert table.frame.index.tolist() == [0, 1]
     assert table.paths == ["/pictures/b.png", "/elsewhere/c.png"]
-
-
-def test_paths_without_a_root_start_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert Table(pd.DataFrame({"path": ["a.png"]})).paths == [str(tmp_path / "a.png")]
-
-
-def test_the_given_frame_is_left_as_it_is() -> None:
-    frame = pd.DataFrame({"path": ["a.png"], "is_query": ["true"]}, index=[5])
-    Table(frame, root="/x")
-    assert frame.equals(pd.DataFrame({"path": ["a.png"], "is_query": ["true"]}, index=[5]))
 
 
 def test_subset_and_take_keep_columns_and_number_classes_anew() -> None:
@@ -74,11 +57,6 @@ def test_subset_and_take_keep_columns_and_number_classes_anew() -> None:
 def test_take_checks_rows(rows: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         animals().take(rows)
-
-
-def test_splits_are_listed_in_their_order() -> None:
-    assert animals().splits == ["train", "val", "test"]
-    assert Table(pd.DataFrame({"label": ["a"]})).splits == []
 
 
 def test_a_missing_column_is_an_error_where_it_is_used() -> None:
@@ -105,13 +83,6 @@ def test_a_class_in_two_splits_gives_a_warning() -> None:
         warnings.simplefilter("error")
         table.subset("train")
         animals()
-
-
-def test_codes_number_any_column() -> None:
-    table = Table(pd.DataFrame({"label": ["a", "b", "c"], "group": ["y", "x", "y"]}))
-    assert table.codes("group").tolist() == [1, 0, 1]
-    with pytest.raises(InputError, match="no column 'coarse'"):
-        table.codes("coarse")
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -149,33 +120,10 @@ def test_from_frame_takes_columns_of_other_names() -> None:
         Table.from_frame(frame, path_column="file", label_column="kind")
 
 
-def test_split_classes_by_fraction_is_disjoint_seeded_and_of_the_right_size() -> None:
-    table = Table(pd.DataFrame({"label": np.repeat(np.arange(20), 3)}))
-    fractions = {"test": 0.3, "train": 0.5, "val": 0.2}
-    split = table.split_classes(fractions=fractions, seed=4)
-    sizes = {name: len(part.splits) for name, part in split.statistics().splits.items()}
-    assert {name: split.subset(name).statistics().num_classes for name in sizes} == {"train": 10, "val": 4, "test": 6}
-    assert split.frame.groupby("label")["split"].nunique().max() == 1
-    shuffled = table.take(np.random.default_rng(0).permutation(60)).split_classes(fractions=fractions, seed=4)
-    assert split.subset("val").classes == shuffled.subset("val").classes
-    assert split.subset("val").classes != table.split_classes(fractions=fractions, seed=5).subset("val").classes
-
-
 def test_split_classes_drops_classes_without_a_split(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(pd.DataFrame({"label": [1, 2, 3, 3]})).split_classes(classes={"train": ["1"], "test": [2]})
     assert table.frame["split"].tolist() == ["train", "test"]
     assert "left out 2 images" in capsys.readouterr().err
-
-
-def test_split_classes_by_a_column() -> None:
-    frame = pd.DataFrame({"label": ["a/1", "a/2", "b/1"], "coarse": ["a", "a", "b"], "part": ["train", "train", "val"]})
-    table = Table(frame)
-    assert table.split_classes(column="part").splits == ["train", "val"]
-    by_group = table.split_classes(classes={"test": ["a"], "train": ["b"]}, column="coarse")
-    assert by_group.frame["split"].tolist() == ["test", "test", "train"]
-    halves = table.split_classes(fractions={"train": 0.5, "test": 0.5}, column="coarse")
-    assert halves.frame["split"].nunique() == 2
-    assert halves.frame.groupby("coarse")["split"].nunique().max() == 1
 
 
 @pytest.mark.parametrize(

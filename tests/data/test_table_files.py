@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vicinal.data import Table, load_table, save_embeddings
+from vicinal.data import Table, save_embeddings
 from vicinal.utils.errors import InputError
 
 
@@ -17,14 +16,6 @@ def write(folder: Path, text: str | bytes) -> Path:
     path = folder / "table.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
-
-
-def test_csv_paths_start_from_its_folder(tmp_path: Path) -> None:
-    path = write(tmp_path, "path,label,extra\na.png,cat,1\n\n/b.png,dog,2\n")
-    table = Table.from_csv(path)
-    assert table.paths == [str(tmp_path / "a.png"), "/b.png"]
-    assert table.frame["extra"].tolist() == ["1", "2"]
-    assert Table.from_csv(path, root="/x").paths == ["/x/a.png", "/b.png"]
 
 
 def test_csv_from_windows_with_a_mark_of_byte_order(tmp_path: Path) -> None:
@@ -111,20 +102,6 @@ def test_parquet_columns_that_cannot_be_read(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_damaged_parquet_never_raises_anything_else(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"path": [f"{row}.png" for row in range(50)], "label": list("abcde" * 10)})
-    frame.to_parquet(tmp_path / "whole.parquet")
-    whole = (tmp_path / "whole.parquet").read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        damaged = bytearray(whole)
-        for position in rng.integers(0, len(damaged), 3):
-            damaged[position] = rng.integers(256)
-        (tmp_path / "t.parquet").write_bytes(damaged)
-        with suppress(InputError):
-            Table.from_parquet(tmp_path / "t.parquet")
-
-
 @pytest.mark.parametrize("mixed", [["a", 1], [2**70, 1], [1j, 2j], [object(), 1], pd.arrays.SparseArray([0, 1])])
 def test_columns_that_parquet_cannot_hold(tmp_path: Path, mixed: object) -> None:
     table = Table(pd.DataFrame({"label": ["x", "y"], "note": mixed}))
@@ -135,25 +112,6 @@ def test_columns_that_parquet_cannot_hold(tmp_path: Path, mixed: object) -> None
             write(tmp_path / "t.parquet")
     table.save(tmp_path / "t.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet", "CSV", "Parquet", "PARQUET"])
-def test_any_text_comes_back(tmp_path: Path, ending: str) -> None:
-    labels = ["a\rb", "a\nb", "a\r\nb", '"', ",", " x ", "a'b", "007", "ä", "#", "\r"]
-    paths = [f"{label}/{row}.png" for row, label in enumerate(labels)]
-    table = Table(pd.DataFrame({"path": paths, "label": labels, "is_query": True, "score": 0.5}), root=tmp_path)
-    table.save(tmp_path / f"t.{ending}")
-    loaded = load_table(tmp_path / f"t.{ending}")
-    assert (loaded.paths, loaded.frame["label"].tolist()) == (table.paths, labels)
-    assert loaded.frame["is_query"].all()
-
-
-def test_csv_knows_no_types_but_parquet_does(tmp_path: Path) -> None:
-    table = Table(pd.DataFrame({"label": ["7", "8"]}))
-    table.save(tmp_path / "t.csv")
-    table.save(tmp_path / "t.parquet")
-    assert Table.from_csv(tmp_path / "t.csv", path_column=None).classes == [7, 8]
-    assert Table.from_parquet(tmp_path / "t.parquet", path_column=None).classes == ["7", "8"]
 
 
 @pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "tabulators")])

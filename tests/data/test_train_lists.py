@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import output
 from tests.data.benchmarks.published import (
     accept_small,
     write_cars,
@@ -19,7 +17,7 @@ from tests.data.benchmarks.published import (
     write_sop,
 )
 from tests.data.benchmarks.published_more import cub_rows, write_cub_train_list
-from vicinal.data import DataSettings, Table, load_dataset, load_table
+from vicinal.data import Table, load_table
 from vicinal.data.dataset import use_train_list
 from vicinal.utils.errors import InputError
 
@@ -50,15 +48,6 @@ def test_noise_is_known_if_the_clean_list_is_there(root: Path) -> None:
     clean = use_train_list(table, root / "CUB_0.1noised_cleaned_train.csv")
     assert len(clean.subset("train")) == 28
     assert not clean.has("noisy_label")
-
-
-def test_a_class_without_clean_images_is_one_of_its_own(root: Path) -> None:
-    rows = cub_rows(*range(1, 7))
-    write_lines(root / "CUB_0.25smallclusternoised_cleaned_train.csv", *rows[5:])
-    write_lines(root / "CUB_0.25smallclusternoised_train.csv", *(row[:-1] + "6" for row in rows[:5]), *rows[5:])
-    frame = use_train_list(load_table("cub", root=root), root / "CUB_0.25smallclusternoised_train.csv").frame
-    assert set(frame["label_clean"][:5]) == {"class/001.Bird_1"}
-    assert frame["noisy_label"].sum() == 5
 
 
 def car_rows() -> list[str]:
@@ -108,15 +97,6 @@ def test_products(root: Path) -> None:
     listed = use_train_list(load_table("sop", root=root), root / "list.csv").subset("train")
     assert listed.classes == ["listed/9"]
     assert listed.has("coarse")
-
-
-def test_a_recipe_and_the_command_read_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(write_cub_train_list(root))
-    table = load_dataset(DataSettings("cub", root=str(root), train_list=path, fractions={"train": 0.5, "val": 0.5}))
-    assert {split: len(table.subset(split).classes) for split in table.splits} == {"train": 3, "val": 3, "test": 4}
-    found = json.loads(output(capsys, "data", "cub", "--root", root, "--train_list", path, "--json"))
-    assert found["splits"]["train"]["noise"]["noisy_labels"] == pytest.approx(2 / 30)
-    assert found["splits"]["test"]["num_classes"] == 4
 
 
 @pytest.mark.parametrize(

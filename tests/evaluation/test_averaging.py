@@ -21,22 +21,6 @@ def test_mean_std_and_interval() -> None:
     assert found["num_repeats"].tolist() == [4, 4]
 
 
-def test_the_table_has_every_run_and_the_mean() -> None:
-    runs = {f"seed {seed}": scored(mAP=np.full(9, value)) for seed, value in enumerate(VALUES)}
-    results = average_runs(runs)
-    assert results.models == list(runs)
-    for name, value in zip(runs, VALUES, strict=True):
-        assert results.overall(name).loc["mAP", "value"] == pytest.approx(value)
-    mean = results.frame[results.frame["model"].isna()].iloc[0]
-    assert (mean["value"], mean["std"], mean["num_repeats"]) == pytest.approx((0.51, np.std(VALUES, ddof=1), 4))
-    low, high = 100 * mean["low"], 100 * mean["high"]
-    assert str(results).splitlines() == [
-        "leave-one-out, mean of 4 runs ± standard deviation",
-        "95 % confidence intervals of the mean in brackets",
-        f"mAP    51.00 % ± {100 * mean['std']:.2f} [{low:.2f}, {high:.2f}]",
-    ]
-
-
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="1 runs; a standard deviation needs at least two"):
         summarize_runs([{"mAP": 0.5}])

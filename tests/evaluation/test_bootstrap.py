@@ -70,16 +70,6 @@ def test_classes_hold_the_level_where_queries_do_not() -> None:
     assert hits["queries"] < 60
 
 
-def test_query_indices_say_which_labels_count() -> None:
-    """Queries are some rows of the table, in another order."""
-    labels, per_query = gapped_scores(2)
-    rows = np.random.default_rng(0).permutation(len(labels))
-    padded = np.full(2 * len(labels) + 1, 99)
-    padded[2 * rows + 1] = labels
-    found = confidence_intervals(scored(2 * rows + 1, **per_query), table_of(padded))
-    assert found.equals(confidence_intervals(scored(**per_query), table_of(labels)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [20, 100])
 def test_coverage_by_simulation(classes: int) -> None:

@@ -33,28 +33,6 @@ def test_every_group_has_the_means_of_its_queries(column: str) -> None:
         assert (rows[name].fillna(0) * counted).sum() / counted.sum() == pytest.approx(result.metrics[name])
 
 
-def test_groups_are_of_the_queries_only() -> None:
-    vectors, table = example()
-    is_query = np.arange(82) % 3 == 0
-    sides = Table(table.frame.assign(is_query=is_query, is_gallery=~is_query))
-    rows = metrics_by(evaluate(vectors, sides), sides, "light")
-    assert rows["num_queries"].tolist() == sides.frame["light"][is_query].value_counts().sort_index().tolist()
-
-
-def test_the_mean_of_the_rows_is_the_macro_average() -> None:
-    table = Table(pd.DataFrame({"label": ["cat"] * 4 + ["dog"] * 2}))
-    result = evaluate(np.eye(6)[[0, 0, 0, 0, 1, 2]], table, recall_at=[1])
-    assert result.metrics["recall@1"] == 4 / 6
-    assert metrics_by(result, table)["recall@1"].mean() == 1 / 2
-
-
-def test_categories_without_a_query_are_no_groups() -> None:
-    vectors, table = example()
-    light = pd.Categorical(table.frame["light"], ["night", "day", "never"])
-    rows = metrics_by(evaluate(vectors, table), Table(table.frame.assign(light=light)), "light")
-    assert set(rows.index) == {"day", "night"}
-
-
 def test_bad_input() -> None:
     vectors, table = example()
     result = evaluate(vectors, table)

@@ -119,13 +119,6 @@ def test_bounds_hold_where_few_classes_have_most_false_accepts() -> None:
     assert above_interval > 9
 
 
-def test_queries_of_unknown_classes_may_be_all_or_none() -> None:
-    labels = np.arange(8).repeat(3)
-    vectors, table = np.eye(8)[labels] + 0.1, Table(pd.DataFrame({"label": labels}))
-    assert (calibrate(vectors, table, unknown_fraction=1, resampling=FEW).probability([-1, 1]) == 0).all()
-    assert (calibrate(vectors, table, unknown_fraction=0, resampling=FEW).probability([-1, 1]) == 1).all()
-
-
 def test_bad_arguments_are_told() -> None:
     vectors, table = clusters(0)
     for options, message in (
@@ -155,10 +148,15 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
         ({"format": "other"}, "it is not a calibration"),
         ({"version": 2}, "it has version 2; this Vicinal reads 1"),
         ({"extra": 1}, "extra is missing or unknown"),
-        ({"scores": [0.5]}, "1 scores and 2 probabilities"),
+        ({"threshold": "high"}, "threshold = 'high' must be a number"),
+        ({"threshold": float("nan")}, "threshold = nan must be a number"),
+        ({"threshold_interval": [0.1]}, "threshold_interval must be 2 numbers"),
+        ({"scores": [0.5]}, "probabilities must be 1 numbers"),
         ({"scores": [0.5, 0.5]}, "scores must ascend"),
         ({"probabilities": [0.5, 0.1]}, "probabilities must not descend"),
-        ({"scores": [], "probabilities": []}, "0 scores and 0 probabilities"),
+        ({"scores": [], "probabilities": []}, "there must be at least one"),
+        ({"num_queries": 1.5}, "num_queries = 1.5 must be a whole number"),
+        ({"fingerprint": 3}, "fingerprint must be text or null"),
         ({"score": "distance"}, "score = 'distance' is unknown"),
     ],
 )
@@ -166,15 +164,6 @@ def test_damaged_files_are_told(change: dict[str, object], message: str, tmp_pat
     (tmp_path / "c.json").write_text(json.dumps({**example_calibration().to_dict(), **change}))
     with pytest.raises(InputError, match=f"c.json: .*{message}"):
         Calibration.load(tmp_path / "c.json")
-
-
-def test_other_files_are_told(tmp_path) -> None:
-    for content in (b"\xff\x00[[", b"[]", b'{"format": '):
-        (tmp_path / "c.json").write_bytes(content)
-        with pytest.raises(InputError, match=r"c\.json: "):
-            Calibration.load(tmp_path / "c.json")
-    with pytest.raises(InputError, match="no such file"):
-        Calibration.load(tmp_path / "none.json")
 
 
 def test_another_model_is_refused() -> None:

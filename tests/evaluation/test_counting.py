@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numba
 import numpy as np
 import pytest
@@ -9,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.evaluation.cases import key_scores
 from vicinal.evaluation.counting import counter as counting
-from vicinal.evaluation.counting import kernels as counting_kernels
 from vicinal.evaluation.counting.counter import Counter, DeviceCounter
 from vicinal.evaluation.counting.positives import Positives, ranking_keys
 from vicinal.evaluation.relevance import Relevance
@@ -62,7 +64,7 @@ def test_both_counters_equal_comparing_all_pairs(values: list[float], data: st.D
         check(scores, found, counter)
 
 
-@pytest.mark.parametrize("count", [1, 3, 40, 400, 2900])
+@pytest.mark.parametrize("count", [1, 40, 2900])
 @pytest.mark.parametrize("kind", ["random", "rounded", "narrow", "outlier", "lattice"])
 def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
     rng = np.random.default_rng(count)
@@ -84,7 +86,7 @@ def test_long_rows_with_few_and_many_positives(count: int, kind: str) -> None:
         check(scores, found, counter)
 
 
-@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize("kind", ["random", "lattice", "special"])
 def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, in several blocks of positives and of scores."""
@@ -106,27 +108,6 @@ def test_the_kernel_counts_the_same(count: int, kind: str, monkeypatch: pytest.M
     check(scores, found, counter)
 
 
-def test_scores_are_left_as_they_are() -> None:
-    scores = np.random.default_rng(0).standard_normal((5, 50)).astype(np.float32)
-    found, relevance = setting(scores, np.array([3, 4]))
-    for counter in counters(found, relevance):
-        given = torch.from_numpy(scores.copy())
-        counter.count(given, 0, 0)
-        np.testing.assert_array_equal(given, scores)
-
-
-def test_what_fails_in_a_thread_is_raised(monkeypatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    scores = np.random.default_rng(0).standard_normal((50, 50)).astype(np.float32)
-    found, relevance = setting(scores, np.array([3]))
-    monkeypatch.setattr(counting_kernels, "count_rows", fail)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(MemoryError):
-        Counter(found, relevance, 0).count(torch.from_numpy(scores), 0, 0)
-
-
 def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
     njit = numba.njit
 
@@ -137,3 +118,8 @@ def test_works_without_a_folder_to_keep_compiled_code_in(monkeypatch) -> None:
 
     monkeypatch.setattr(numba, "njit", no_cache)
     assert compiled(lambda number: number + 1)(2) == 3
+
+
+def test_numba_is_imported_when_counting_begins() -> None:
+    code = "import sys, vicinal.data.table; from vicinal import evaluate; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

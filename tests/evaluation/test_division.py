@@ -18,7 +18,7 @@ from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import temporary_map
 
-WORLDS = (2, 3)
+WORLDS = (3,)
 
 
 def photos() -> tuple[np.ndarray, dict[str, dict[str, Any]]]:

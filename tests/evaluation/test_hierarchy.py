@@ -50,13 +50,6 @@ def test_scores_by_hand() -> None:
     assert list(result.metrics)[:5] == ["recall@1", "mAP@R", "R-precision", "mAP", "coarse/recall@1"]
 
 
-def test_only_same_group_images_of_the_same_class_are_excluded_at_every_level() -> None:
-    result = evaluate(VECTORS, BIRDS, recall_at=[1], hierarchy=True)
-    # the second duck: perch 0.1, crow 0.3, (duck, same group), jay 0.5, crow 0.6; the other duck takes no rank
-    assert np.isnan(result.per_query["coarse/mAP"][4])
-    assert result.per_query["coarse_2/mAP"][4] == pytest.approx((1 / 2 + 2 / 3 + 3 / 4) / 3)
-
-
 def test_table_without_coarse_labels() -> None:
     table = Table(pd.DataFrame({"label": [0, 0]}))
     fine = Relevance(table.labels, table.labels)

@@ -63,13 +63,6 @@ def test_each_set_of_queries_has_its_own_metric() -> None:
     assert found.metrics["private/mAP@100"] == pytest.approx(whole[1::2].mean())
 
 
-def test_ties_are_counted() -> None:
-    _, table = problem()
-    assert evaluate_listed_positives(np.ones((len(table), 3)), table).num_ties == sum(
-        len(positives.split()) for positives in table.frame["positives"]
-    )
-
-
 def test_bad_input() -> None:
     vectors, table = problem()
     frame, row = table.frame, int(np.flatnonzero(table.frame["is_query"])[0])

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from vicinal.data import Table
-from vicinal.evaluation import evaluate_met
-from vicinal.evaluation.met import NUM_NEIGHBORS, TEMPERATURES
+from vicinal.evaluation import benchmark_protocols, evaluate_met
+from vicinal.evaluation.benchmark_protocols import NUM_NEIGHBORS, TEMPERATURES
 from vicinal.utils.errors import InputError
 
 
@@ -58,11 +58,16 @@ def global_average_precision(queries: list[tuple[float, bool, bool]]) -> float:
     return total / sum(has_match for _, _, has_match in queries)
 
 
-def test_the_metrics_are_their_definitions() -> None:
+def test_the_metrics_are_their_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, temperatures = (1, 3, 10, 50), (0.1, 1.0, 10.0, 50.0)  # of the published grid
+    assert {*numbers} < {*NUM_NEIGHBORS}
+    assert {*temperatures} < {*TEMPERATURES}
+    monkeypatch.setattr(benchmark_protocols, "NUM_NEIGHBORS", numbers)
+    monkeypatch.setattr(benchmark_protocols, "TEMPERATURES", temperatures)
     vectors, table = problem()
     found = evaluate_met(vectors, table)
     # Temperatures at which float64 cannot tell confidences apart are left to the implementation.
-    grid = [(k, t) for k in NUM_NEIGHBORS for t in TEMPERATURES]
+    grid = [(k, t) for k in numbers for t in temperatures]
     gaps = {each: global_average_precision(classify(vectors, table, "val", *each)) for each in grid}
     best = max(gaps.values())
     k, t = next(each for each in grid if gaps[each] > best - 1e-12)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -54,7 +52,7 @@ def used(found: Positives) -> list[np.ndarray]:
     return [found.scores[slots], found.rows[slots], found.first, found.counts]
 
 
-@pytest.mark.parametrize("classes", [1, 3, 40, 500])
+@pytest.mark.parametrize("classes", [1, 40])
 def test_positives_are_those_of_the_cpu(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(classes)
     array = torch.from_numpy(rng.standard_normal((300, 9), dtype=np.float32))
@@ -62,7 +60,7 @@ def test_positives_are_those_of_the_cpu(classes: int, monkeypatch: pytest.Monkey
     relevance = Relevance(labels[:170], labels, np.arange(170), groups[:170], groups)
     given, unlike = (relevance, 20, 160), Relevance(labels, labels + 1000)
     expected = ranked_positives(UnitVectors(array[:170], "query"), UnitVectors(array, "gallery vector"), *given)
-    for max_scores, block in product((2**22, 5000, 50), (4096, 17)):
+    for max_scores, block in ((2**22, 4096), (5000, 17), (50, 4096)):
         monkeypatch.setattr(positives, "GPU_SCORES", max_scores)
         monkeypatch.setattr(positives, "BLOCK_ROWS", block)
         with pretend_device():

@@ -40,18 +40,3 @@ def test_scores_are_those_of_the_whole_product(monkeypatch, classes: int) -> Non
             first, count = found.first[number], found.counts[number]
             np.testing.assert_array_equal(found.rows[first : first + count], rows)
             np.testing.assert_array_equal(found.scores[first : first + count], scores[query, rows])
-
-
-def test_few_products_for_small_classes(monkeypatch) -> None:
-    entries = []
-    multiply = ScoreBuffer.product
-    monkeypatch.setattr(
-        ScoreBuffer,
-        "product",
-        lambda self, *given: (entries.append(len(given[0]) * len(given[1])), multiply(self, *given))[1],
-    )
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(400), 5))
-    vectors = UnitVectors(np.random.default_rng(1).standard_normal((2000, 4)), "embedding")
-    ranked_positives(vectors, vectors, Relevance(labels, labels), start=0, stop=2000)
-    assert sum(entries) <= 64 * 2000
-    assert len(entries) < 40

@@ -79,8 +79,7 @@ def reference_metrics(
 
 
 @pytest.mark.parametrize("method", EACH, ids=str)
-@pytest.mark.parametrize("sides", ["one", "two"])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("sides", "grouped"), [("one", True), ("two", False)])
 def test_equals_brute_force_on_the_whole_order(monkeypatch, method, sides, grouped) -> None:
     vectors, labels = clusters(150, 20, seed=11)
     rng, rows = np.random.default_rng(1), np.arange(150)
@@ -103,7 +102,7 @@ def test_equals_brute_force_on_the_whole_order(monkeypatch, method, sides, group
     assert evaluate(vectors, Table(frame), recall_at=(1, 2), rerank=method).metrics == found.metrics
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equals_brute_force_with_ties_and_duplicates(seed: int) -> None:
     vectors, labels = lattice(50, 5, seed), np.random.default_rng(seed).integers(0, 9, 50)
     rows, method = np.arange(50), ContextualReranking(k=6, beta=0.37)
@@ -124,13 +123,6 @@ def test_chunks_and_arrays_do_not_matter(monkeypatch, method: Reranking) -> None
             np.testing.assert_array_equal(found.per_query[name], values)
     arrays = evaluate_arrays(vectors, labels, vectors, labels, exclude_self=np.arange(130), rerank=method)
     assert arrays.metrics == whole.metrics
-
-
-def test_classes_of_one_count_in_no_metric() -> None:
-    vectors, labels = clusters(40, 5, seed=4)
-    labels[:6] = np.arange(100, 106)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), rerank=ContextualReranking(k=5))
-    assert result.num_without_positive == 6
 
 
 def made_refiner(dim: int) -> ContextRefiner:

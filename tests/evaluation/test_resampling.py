@@ -18,10 +18,3 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(InputError, match=message):
             Resampling(**arguments)
-
-
-def test_batches_are_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(Resampling(num_resamples=50).batches(10)) == [50]
-    monkeypatch.setattr("vicinal.evaluation.resampling.MAX_WEIGHTS", 200)
-    assert list(Resampling(num_resamples=50).batches(10)) == [20, 20, 10]
-    assert list(Resampling(num_resamples=2).batches(1000)) == [1, 1]

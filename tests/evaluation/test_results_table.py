@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.evaluation.cases import clusters
 from vicinal.data.table import Table
 from vicinal.evaluation import ResultsTable, average_runs, compare_models, evaluate, tabulate
 from vicinal.evaluation.results_table import COLUMNS
@@ -62,37 +61,6 @@ def test_levels_and_names(results) -> None:
         0,
     ]
     assert rows.loc["mAP", ["model", "stage", "protocol"]].tolist() == ["a", "plain", "leave-one-out"]
-
-
-def test_groups_have_their_own_numbers(results) -> None:
-    frame = results["groups"].frame
-    lonely = frame[(frame["group"] == "97") & (frame["metric"] == "mAP")].set_index("label_level")
-    assert lonely.loc["label", ["num_queries", "num_without_positive"]].tolist() == [1, 1]
-    assert np.isnan(lonely.loc["label", "value"])
-    assert lonely.loc["coarse", "value"] > 0
-    assert "by label: the weakest of 12, in %" in str(results["groups"])
-    assert len(results["groups"].overall()) == len(results["one"].frame)
-
-
-def test_models_can_be_renamed(results) -> None:
-    renamed = results["compared"].rename_models(str.upper)
-    assert (renamed.models, renamed.baseline) == (["A", "B"], "A")
-    assert results["averaged"].rename_models(str.upper).frame["model"].isna().sum() > 0
-
-
-def test_other_models_follow_each_other_as_text(results) -> None:
-    first, second = str(results["several"]).split("\n\n")
-    assert first.splitlines()[:2] == ["a", str(results["one"]).splitlines()[0]]
-    assert second.startswith("b\n")
-
-
-def test_one_evaluation_as_text() -> None:
-    vectors, labels = clusters(1200, 6)
-    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})))
-    lines = str(result).splitlines()
-    assert lines[0] == "leave-one-out: 1,200 queries, 1,200 gallery images"
-    assert lines[1] == f"recall@1      {100 * result.metrics['recall@1']:6.2f} %"
-    assert len(lines) == 1 + len(result.metrics)
 
 
 def test_the_weakest_groups_come_first_and_every_group_counts_the_same(results) -> None:

@@ -16,8 +16,7 @@ from vicinal.utils.errors import InputError
 RATES = [0.001, 0.01, 0.1, 0.5, 0.99]
 
 
-@pytest.mark.parametrize("columns", [{}, {"group": True}, {"sides": True}])
-@pytest.mark.parametrize("decimals", [1, 6])
+@pytest.mark.parametrize(("columns", "decimals"), [({}, 1), ({"group": True}, 6), ({"sides": True}, 1)])
 def test_rates_equal_the_roc_curve_of_all_pairs(columns: dict[str, bool], decimals: int, monkeypatch) -> None:
     vectors, table = clusters(7, classes=30, **columns)
     vectors, frame = np.round(vectors, decimals), table.frame  # with many ties, or few
@@ -69,7 +68,7 @@ def lfw_like(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.round(0.3 * is_same + rng.normal(0, 0.25, len(is_same)), 2).astype(np.float32), is_same
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_accuracy_over_folds_equals_a_search_over_all_thresholds(seed: int) -> None:
     scores, is_same = lfw_like(seed)
     folds = np.arange(len(scores)) // 24
@@ -93,7 +92,7 @@ def test_accuracy_over_folds_equals_a_search_over_all_thresholds(seed: int) -> N
 @pytest.mark.parametrize(
     ("scores", "is_same", "folds", "message"),
     [
-        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 are no pairs of both kinds"),
+        ([0.1, 0.2], [True, False], [0, 0], "outside of fold 0 one kind of pairs is missing"),
         ([0.1, 0.2], [True], None, "there must be one each"),
         ([0.1, np.nan], [True, False], None, "a score is NaN or infinity"),
     ],

@@ -50,12 +50,6 @@ def test_affine_layer_norm_has_weight_and_bias_that_are_trained() -> None:
     assert not list(build(norm="layer").head[0].parameters())
 
 
-def test_l2_norm_before_the_linear_layer() -> None:
-    model = build(norm="l2")
-    expected = F.normalize(model.head[1](F.normalize(pooled(model, images()))))
-    torch.testing.assert_close(model(images()), expected)
-
-
 def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
     model = build(hidden=12, norm="layer")
     features = pooled(model, images())

@@ -10,7 +10,6 @@ import torch
 from timm.models import get_pretrained_cfg
 
 from tests.conftest import ROOT
-from vicinal import Recipe
 from vicinal.models import INITIALIZATIONS, create_backbone, default_transform
 from vicinal.models.weight_files import read_weights
 from vicinal.utils.errors import InputError
@@ -165,14 +164,6 @@ def test_files_of_other_things(tmp_path, content):
         read_weights(tmp_path / "w.pt")
 
 
-def test_no_such_file_and_no_such_kind(tmp_path):
-    with pytest.raises(InputError, match=r"there is no weights file .*nothing\.pth"):
-        create_backbone("test_resnet", tmp_path / "nothing.pth")
-    (tmp_path / "w.npz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"w\.npz does not end in one of \.safetensors"):
-        create_backbone("test_resnet", str(tmp_path / "w.npz"))
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -202,7 +193,7 @@ def test_unknown_backbones(name, message):
         ({"num_classes": 5}, "'num_classes' cannot be set"),
     ],
 )
-def test_impossible_arguments(arguments, message):
+def test_invalid_arguments(arguments, message):
     with pytest.raises(InputError, match=message) as error:
         create_backbone("test_resnet", False, backbone_args=arguments)
     assert_one_line(error)
@@ -214,16 +205,6 @@ def test_a_failed_download_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"could not be fetched.*pretrained=path/to/model\.safetensors") as error:
         create_backbone("test_resnet", True)
     assert_one_line(error)
-
-
-def test_no_published_weights():
-    with pytest.raises(InputError, match="convnext_atto_rms has no published weights"):
-        create_backbone("convnext_atto_rms", True)
-
-
-def test_default_transform_is_the_pretrained_one():
-    transform = default_transform("test_vit")
-    assert (transform.size, transform.resize, transform.mean, transform.std) == (160, 168, (0.5,) * 3, (0.5,) * 3)
 
 
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu"}
@@ -284,17 +265,6 @@ def test_a_name_is_a_backbone_with_its_transform():
     assert (transform.size, transform.resize, transform.mean, transform.std) == (224, None, (0.5,) * 3, (0.5,) * 3)
     backbone = create_backbone("vit_b16_clip_400m", False, backbone_args={"depth": 1})
     assert type(backbone.blocks[0].mlp.act).__name__ == "QuickGELU"
-
-
-def test_a_recipe_takes_the_transform_of_the_name():
-    transform = Recipe.load(overrides=["--data.source=digits", "--model.backbone=bn_inception_in1k"]).settings.transform
-    assert transform == default_transform("bn_inception_in1k")
-    assert transform.std == (1 / 255,) * 3
-
-
-def test_misspelled_names_are_corrected():
-    with pytest.raises(InputError, match=r"no model 'vit_b16_clip_400'; nearest: vit_b16_clip_400m"):
-        create_backbone("vit_b16_clip_400", False)
 
 
 def test_the_table_of_the_guide_is_true():

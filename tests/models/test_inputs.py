@@ -110,7 +110,7 @@ def test_a_dataset_of_another_transform_is_refused(paths):
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5])
-def test_impossible_batch(batch):
+def test_invalid_batch(batch):
     with pytest.raises(InputError, match="batch_size is"):
         image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch)
 

@@ -9,7 +9,7 @@ from timm.optim import param_groups_layer_decay
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, train_biases_and_norms, train_last_blocks
-from vicinal.models.layers import layer_depths
+from vicinal.models.backbones import layer_depths
 from vicinal.utils.errors import InputError
 
 
@@ -75,13 +75,6 @@ def test_biases_and_norms_are_trained() -> None:
     ("blocks", "message"),
     [(0, "blocks is 0; it must be an integer from 1 to 6, the blocks of test_vit"), (7, "blocks is 7; .* 1 to 6")],
 )
-def test_impossible_numbers_of_blocks_are_refused(blocks: int, message: str) -> None:
+def test_invalid_numbers_of_blocks_are_refused(blocks: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         train_last_blocks(embedder(), blocks)
-
-
-def test_networks_without_layers_or_without_vectors_are_refused() -> None:
-    with pytest.raises(InputError, match="googlenet does not know the order of its layers"):
-        train_last_blocks(embedder("googlenet"), 1)
-    with pytest.raises(InputError, match="nothing of test_resnet is left to train; is batch normalization frozen"):
-        train_biases_and_norms(embedder("test_resnet", freeze_batch_norm="all"))

@@ -126,13 +126,6 @@ def test_models_of_others_are_not_replaced(folder, config):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_of_a_link_the_model_it_points_to_is_replaced(tmp_path, folder):
-    (tmp_path / "link").symlink_to(folder)
-    build(seed=1).save_pretrained(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert Embedder.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
-
-
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_the_dtype_of_the_weights_is_kept(tmp_path, backbone, dtype):
@@ -223,12 +216,6 @@ def test_configs_that_are_none(folder, text):
     refused(folder, r"config\.json")
 
 
-def test_a_huge_config_is_not_read(folder):
-    with (folder / "config.json").open("r+b") as file:
-        file.truncate(10**10)
-    refused(folder, "too large for a config")
-
-
 @pytest.mark.parametrize("length", [0, 4, 100, 5000, -1])
 def test_truncated_weights(folder, length):
     path = folder / "model.safetensors"
@@ -269,8 +256,8 @@ def test_pickles_are_never_opened(folder, name, monkeypatch):
 
 
 def test_no_model_there(tmp_path, folder):
-    refused(tmp_path / "nothing", "there is no folder .*nothing")
-    refused("nothing", "there is no folder nothing")
+    refused(tmp_path / "nothing", "no such folder .*nothing")
+    refused("nothing", "no such folder nothing")
     refused(folder / "config.json", "is a file")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", r"has no config\.json")

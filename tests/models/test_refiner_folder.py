@@ -1,12 +1,6 @@
-import json
-import os
-import shutil
-
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from tests.models import folders
 from tests.models.folders import change
@@ -83,65 +77,11 @@ def test_a_loaded_refiner_refines_the_same_bit_for_bit(tmp_path, arguments, cont
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "refiner" / file).read_bytes()
 
 
-def test_what_the_folder_holds(tmp_path):
-    refiner = build()
-    refiner.save_pretrained(tmp_path / "birds", recipe={"loss": "MultiSimilarityLoss"}, metrics={"recall@1": 0.875})
-    assert sorted(os.listdir(tmp_path / "birds")) == ["README.md", "config.json", "model.safetensors"]
-    assert json.loads((tmp_path / "birds/config.json").read_text()) == {
-        "format": "vicinal-refiner",
-        "version": 1,
-        "dim": 8,
-        "depth": 3,
-        "num_heads": 2,
-        "neighbors": 4,
-        "dropout": 0.0,
-        "context": "neighbors",
-        "attention_start": "similarity",
-        "temperature": 20.0,
-        "learn_temperature": True,
-        "null_similarity": 0.7,
-        "residual_gate": True,
-        "inner_ratio": 1.0,
-        "mlp_ratio": 0.0,
-        "tie_weights": False,
-        "min_similarity": None,
-        "model_fingerprint": FINGERPRINT,
-        "recipe": {"loss": "MultiSimilarityLoss"},
-        "metrics": {"recall@1": 0.875},
-    }
-    _, front, text = (tmp_path / "birds/README.md").read_text().split("---\n", 2)
-    card = yaml.safe_load(front)
-    assert (card["library_name"], card["pipeline_tag"]) == ("vicinal", "feature-extraction")
-    assert "context-refiner" in card["tags"]
-    assert card["model-index"][0]["results"][0]["metrics"][0] == {"type": "recall@1", "value": 0.875}
-    for line in (
-        "# birds",
-        f"| for embeddings of | the model with fingerprint `{FINGERPRINT}` |",
-        "| blocks | 3, with 2 heads |",
-        "| attends to | the 4 nearest neighbors, or to none of them |",
-        f"| parameters | {sum(each.numel() for each in refiner.parameters())} |",
-        "vicinal evaluate run --refiner path/to/this/folder",
-        "| recall@1 | 0.8750 |",
-        "loss: MultiSimilarityLoss",
-    ):
-        assert line in text.splitlines()
-
-
 def test_the_cards_python_runs(folder):
     block = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names = {"vectors": np.eye(8, dtype=np.float32)}
     exec(block.replace("path/to/this/folder", str(folder)), names)
     assert names["refined"].shape == (8, 8)
-
-
-def test_cards_of_refiners_without_model_or_neighbors(tmp_path):
-    refiner = build(context="self")
-    refiner.model_fingerprint = None
-    refiner.save_pretrained(tmp_path / "refiner")
-    card = (tmp_path / "refiner/README.md").read_text()
-    assert "| for embeddings of | a model that was not recorded |" in card
-    assert "| attends to | the embedding itself, not its neighbors |" in card
-    assert ContextRefiner.from_pretrained(tmp_path / "refiner").model_fingerprint is None
 
 
 def test_fingerprints_tell_refiners_apart():
@@ -162,22 +102,6 @@ def test_only_embeddings_of_its_model():
             each.check_model("fedcba9876543210")
     refiner.model_fingerprint = None
     refiner.check_model("fedcba9876543210")
-
-
-def test_numbers_from_numpy_are_saved(tmp_path):
-    refiner = ContextRefiner(np.int64(8), num_heads=np.int64(2), dropout=np.float32(0.5))
-    refiner.save_pretrained(tmp_path / "refiner")
-    assert ContextRefiner.from_pretrained(tmp_path / "refiner").fingerprint() == refiner.fingerprint()
-
-
-def test_what_cannot_be_loaded_is_not_saved(tmp_path):
-    with pytest.raises(InputError, match="depth = 1001 is too large; use at most 1,000"):
-        ContextRefiner(1, depth=1001, num_heads=1)
-    with pytest.raises(InputError, match="neighbors = 16385 is too large; use at most 16,384"):
-        build(neighbors=16_385)
-    with pytest.raises(InputError, match="must be JSON values"):
-        build().save_pretrained(tmp_path / "recipe", recipe={"when": object()})
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_refiner_replaces_a_refiner_only(tmp_path, folder):
@@ -220,29 +144,6 @@ def test_hostile_configs(folder, values, message):
     refused(folder, message)
 
 
-def test_the_largest_that_is_allowed_takes_no_memory(folder):
-    change(folder, dim=65_536, depth=1_000, num_heads=16_384)  # 69 TB
-    refused(folder, "asks for a network of more than 542 tensors")
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "refiner.pt", "model.pkl"])
-def test_pickles_are_never_opened(folder, name, monkeypatch):
-    (folder / "model.safetensors").unlink()
-    torch.save(build().state_dict(), folder / name)
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened a pickle"))
-    refused(folder, f"{name} is a pickle, which could run code and is never opened")
-
-
-def test_what_is_uploaded_is_the_saved_folder(tmp_path, folder, monkeypatch):
-    def upload(self, repo_id, folder_path, commit_message):
-        shutil.copytree(folder_path, tmp_path / "uploaded")
-        return f"https://huggingface.co/{repo_id}/commit/1"
-
-    address = huggingface_hub.RepoUrl("https://huggingface.co/me/refiner")
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: address)
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
-    assert build().push_to_hub("me/refiner") == "https://huggingface.co/me/refiner/commit/1"
-    assert sorted(os.listdir(tmp_path / "uploaded")) == sorted(os.listdir(folder))
-    for file in os.listdir(folder):
-        expected = (folder / file).read_bytes().replace(b"path/to/this/folder", b"me/refiner")  # on the card
-        assert (tmp_path / "uploaded" / file).read_bytes() == expected
+def test_a_large_network_takes_no_memory_before_its_weights_are_checked(folder):
+    change(folder, dim=65_536, depth=20, num_heads=16_384)  # 1.4 TB
+    refused(folder, "lacks tensor")

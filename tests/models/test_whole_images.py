@@ -66,14 +66,6 @@ def test_it_is_the_same_as_evaluating_whole_images(pictures: list[Image.Image]) 
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_pixels_are_normalized_in_the_precision_of_the_model() -> None:
-    pixels = torch.randint(0, 256, (2, 3, 40, 30), dtype=torch.uint8)
-    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (ImageTransform().mean, ImageTransform().std))
-    model = build().double()
-    with torch.no_grad():
-        torch.testing.assert_close(model(pixels), model((pixels - mean.double()) / std.double()), atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("backbone_args", [{"dynamic_img_size": False}, {"dynamic_img_size": True}])
 def test_backbones_of_some_sizes_only_are_refused(backbone_args: dict[str, bool]) -> None:
     with pytest.raises(InputError, match=r"transform.longest: test_vit does not take images of any size; make it with"):

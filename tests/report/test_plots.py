@@ -41,13 +41,6 @@ def test_frames_say_what_is_right(tmp_path, unknown: object) -> None:
     assert np.diff(centres).min() > 0.15
 
 
-def test_query_without_label_frames_gray(tmp_path) -> None:
-    neighbor_grid([{"path": picture("white")}], [[item("cat"), item(3)]], tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", UNKNOWN))
-    assert not len(pixels(tmp_path / "grid.png", RIGHT))
-    assert not len(pixels(tmp_path / "grid.png", WRONG))
-
-
 def test_images_keep_their_proportions(tmp_path) -> None:
     neighbor_grid([{"path": picture("#123456", (400, 100)), "label": 1}], [[item(1)]], tmp_path / "grid.png")
     where = pixels(tmp_path / "grid.png", "#123456")
@@ -68,31 +61,6 @@ def test_any_number_of_rows(tmp_path, rows: int) -> None:
 def test_suffix_says_the_format(tmp_path, suffix: str, start: bytes) -> None:
     neighbor_grid([item("a")], [[item("a")]], tmp_path / f"grid{suffix}", title="A title")
     assert (tmp_path / f"grid{suffix}").read_bytes().startswith(start)
-
-
-def test_files_are_read(tmp_path) -> None:
-    picture("#123456").save(tmp_path / "query.png")
-    neighbor_grid([{"path": str(tmp_path / "query.png"), "label": "a"}], [[item("a")]], tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", "#123456"))
-    with pytest.raises(InputError, match=r"lost\.png"):
-        neighbor_grid([{"path": tmp_path / "lost.png"}], [[item("a")]], tmp_path / "grid.png")
-
-
-def test_names_of_files_are_in_place_of_labels(tmp_path, monkeypatch) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(contact_sheets, "write_figure", lambda figure, path: figures.append(figure))
-    picture("white").save(tmp_path / "query.png")
-    path = str(tmp_path / "query.png")
-    neighbor_grid([{"path": path}], [[{"path": path, "label": "cat", "score": 0.5}, item(None)]], tmp_path / "grid.png")
-    texts = [text.get_text() for text in figures[0].axes[0].texts]
-    assert [text for text in texts if text] == ["query", "query.png", "0.50", "cat", "0.50"]
-
-
-@pytest.mark.parametrize(("wanted", "found"), [(5, "5"), ("5", np.int64(5)), (np.int64(5), 5)])
-def test_labels_are_compared_as_text(tmp_path, wanted: object, found: object) -> None:
-    neighbor_grid([item(wanted)], [[item(found)]], tmp_path / "grid.png")
-    assert len(pixels(tmp_path / "grid.png", RIGHT))
-    assert not len(pixels(tmp_path / "grid.png", WRONG))
 
 
 @pytest.mark.parametrize("without", [{}, {"path": None}, {"path": float("nan")}])
@@ -174,19 +142,6 @@ def test_learning_curves(tmp_path) -> None:
     assert both.width == loss.width
     assert both.height > loss.height
     assert len(pixels(tmp_path / "both.png", "#1a7f4b"))
-
-
-def test_learning_curves_have_one_of_training_images(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
-    log = pd.DataFrame({"step": range(50), "loss": np.linspace(3, 1, 50)})
-    for recalls in (["recall@1", "train recall@1"], ["train recall@1"], ["recall@1"]):
-        metrics = pd.DataFrame({name: [0.6, 0.5] for name in recalls})
-        learning_curves(log, metrics.assign(step=[10, 20]), tmp_path / "curves.png")
-        panel = figures.pop().axes[-1]
-        styles = {line.get_label(): line.get_linestyle() for line in panel.lines}
-        assert styles == {name: ":" if name.startswith("train ") else "-" for name in recalls}
-        assert panel.get_ylabel() == ("validation recall (%)" if recalls == ["recall@1"] else "recall (%)")
 
 
 def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

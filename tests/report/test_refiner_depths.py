@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
 
 from tests.analysis.refiners import embedded, moving
 from vicinal.analysis import metrics_by_depth
@@ -45,17 +42,6 @@ def test_depth_curve_is_of_the_metrics(figures: list[Figure]) -> None:
     for axes, name in zip(figures[0].axes, ("recall@1", "mAP@R"), strict=True):
         gains = [100 * (each[name] - metrics[0][name]) for each in metrics]
         np.testing.assert_allclose(axes.lines[1].get_ydata(), gains, atol=1e-9)
-
-
-def test_the_file_is_written(tmp_path: Path) -> None:
-    depth_curve(moving(), *embedded(), tmp_path / "depths.png")
-    assert Image.open(tmp_path / "depths.png").width == 1260
-
-
-def test_suffix_is_looked_at_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vicinal.report.plots.metrics_by_depth", lambda *_: pytest.fail("work began"))
-    with pytest.raises(InputError, match=r"picture\.doc: pictures end in"):
-        depth_curve(moving(), *embedded(), tmp_path / "picture.doc")
 
 
 def test_what_a_curve_needs() -> None:

@@ -274,7 +274,7 @@ def test_bad_arguments() -> None:
     model, alone, vectors, others = refiner(), refiner(context="self"), lattice(9, DIM, 0), lattice(9, 8, 0)
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: Refinement(model, "all"), "Refinement: context = 'all' must be everything or gallery"),  # type: ignore[arg-type]
-        (lambda: Refinement(model, depth=3), "depth = 3 is not there; use 0 to 2"),
+        (lambda: Refinement(model, depth=3), "depth = 3 is out of range; use 0 to 2"),
         (lambda: Refinement(model, neighbors=1.5), "Refinement: neighbors = 1.5 must be at least"),  # type: ignore[arg-type]
         (lambda: Refinement(alone, neighbors=3), "neighbors = 3, but this refiner looks at itself alone"),
         (lambda: refine(model, vectors, neighbors=-2), "neighbors = -2 must be at least"),

@@ -383,12 +383,12 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--metrics", "accuracy"], "there is no metric 'accuracy'"),
+        (["--metrics", "accuracy"], "unknown metric 'accuracy'"),
         (["--group_by", "camera"], "the table has no column 'camera'"),
         (["--group_by", "shop", "--rerank", "contextual"], "--group_by is for single sources without re-ranking"),
         (["--clusters", "--rerank", "contextual"], "--clusters is about embeddings without re-ranking"),
         (["--per_query", "x.txt"], "name a file ending in .csv or .parquet"),
-        (["--metrics", "precision@07"], "there is no metric 'precision@07'"),
+        (["--metrics", "precision@07"], "unknown metric 'precision@07'"),
         (["--scales", "1"], "leave out --scales"),
         (["--images", "bad.parquet"], "bad.parquet holds embeddings, not images"),
         (["--group_by", "boxes"], "the column 'boxes' holds lists"),

@@ -33,7 +33,7 @@ def test_other_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "refiner" / "recipe.yaml").write_text("seed: 0\n")
     Embedder("test_resnet", dim=8, pretrained=False).save_pretrained(tmp_path / "model")
     for path, message in (
-        (tmp_path / "none", "there is no folder"),
+        (tmp_path / "none", "no such folder"),
         (tmp_path / "empty", r"has no config\.json"),
         (tmp_path / "run", "run has no finished refiner"),
         (tmp_path / "model", "is an embedder, not a context refiner; give it with --model"),

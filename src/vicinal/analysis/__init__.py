@@ -1,4 +1,4 @@
-"""What embeddings tell about the data and the model: hubs, duplicates, outliers, confusions, label errors, maps.
+"""Findings in embeddings about the data and the model: hubs, duplicates, outliers, confusions, label errors, maps.
 
 Every function takes embeddings and their table, or the nearest neighbors found once by :func:`query_neighbors`, and
 returns data frames or small dataclasses; :mod:`vicinal.report` draws them.

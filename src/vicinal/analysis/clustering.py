@@ -48,7 +48,7 @@ def clusters(
 ) -> Clusters:
     """Cluster embeddings by HDBSCAN or k-means of scikit-learn.
 
-    Without a number of clusters, HDBSCAN finds dense regions, the smallest that there are, and leaves images between
+    Without a number of clusters, HDBSCAN finds the smallest dense regions, and leaves images between
     them without a cluster (Campello, Moulavi & Sander, "Density-Based Clustering Based on Hierarchical Density
     Estimates", PAKDD 2013). Of more than 20,000 images, which would take it too long, mini-batch k-means makes one
     cluster per 50 images.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -216,7 +216,6 @@ class _Components:
 
 
 def _frame(table: Table, component: Integers, nearest: Integers, similarity: Floats) -> pd.DataFrame:
-    """The rows of components of two images or more."""
     rows = np.flatnonzero(np.bincount(component)[component] > 1)
     frame = pd.DataFrame({"row": rows, "nearest": nearest[rows], "similarity": similarity[rows].astype(np.float64)})
     components = component[rows]
@@ -238,9 +237,7 @@ EPSILON = 1e-6
 Thumbnails = npt.NDArray[np.uint8]
 
 
-def pixel_similarities(
-    thumbnails: Thumbnails, first: Integers, second: Integers, sides: Sequence[int] = CROP_SIDES
-) -> Floats:
+def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers) -> Floats:
     """Compute the largest correlation of two images, whole with whole or whole with a part of the other.
 
     It is the normalized cross-correlation of gray values, which neither brightness nor contrast changes. One image,
@@ -251,7 +248,6 @@ def pixel_similarities(
         thumbnails: uint8 [images, side, side], as of :func:`image_facts`.
         first: int64 [pairs], an image of each pair.
         second: int64 [pairs], the other.
-        sides: to which side lengths one of the thumbnails is reduced before it is moved over the other.
 
     Returns:
         float32 [pairs], from -1 to 1; 0 for an image of one gray value.
@@ -268,7 +264,7 @@ def pixel_similarities(
         one, other = (torch.from_numpy(thumbnails[rows[chunk]]).float() for rows in (first, second))
         best = (_standardized(one.flatten(1)) * _standardized(other.flatten(1))).sum(dim=1)
         near = best > MIN_CORRELATION
-        for side in sides:
+        for side in CROP_SIDES:
             for part, whole in ((one[near], other[near]), (other[near], one[near])):
                 best[near] = torch.maximum(best[near], _best_place(part, whole, side))
         similarities[chunk] = best.numpy()
@@ -299,6 +295,5 @@ def _best_place(parts: Tensor, wholes: Tensor, side: int) -> Tensor:
 
 
 def _standardized(values: Tensor) -> Tensor:
-    """Vectors of mean 0 and length 1."""
     centered = values - values.mean(dim=-1, keepdim=True)
     return centered / centered.norm(dim=-1, keepdim=True).clamp_min(EPSILON)

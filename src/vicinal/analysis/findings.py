@@ -1,4 +1,4 @@
-"""All that may be wrong with a set of images, found at once, and as one table."""
+"""All possible problems of a set of images, found at once, and as one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vicinal.analysis.duplicates import MIN_PIXEL_SIMILARITY, MIN_SIMILARITY, du
 from vicinal.analysis.mislabeled import confident_label_errors
 from vicinal.analysis.neighbors import QueryNeighbors, query_neighbors
 from vicinal.analysis.outliers import MIN_FACTOR, ImageFacts, class_sizes, outliers
-from vicinal.data.images.capture_time import capture_time
+from vicinal.data.groups import capture_time
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import Array, check_rows
 from vicinal.utils.arguments import check_positive_integer
@@ -30,7 +30,7 @@ TEXTS = ("message", "suggestion", "suggested_label", "decision", "new_label")
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What may be wrong with a set of images; every row number in it is a row of the table.
+    """Possible problems of a set of images; every row number in it is a row of the table.
 
     Attributes:
         table: the images.
@@ -61,7 +61,7 @@ class Findings:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How much was found of each kind. Duplicates are counted as groups; clusters and classes as such."""
+        """The number of findings of each kind. Duplicates are counted as groups; clusters and classes as such."""
         summary = self.clusters.summary
         return {
             "broken": len(self.broken),
@@ -135,7 +135,7 @@ def find_problems(
     min_cluster_size: int = MIN_SIZE,
     seed: int = 0,
 ) -> Findings:
-    """Look for all that may be wrong with images, with labels or without.
+    """Find possible problems of images, with labels or without.
 
     Every image is compared with every other one; columns such as `is_query` and `group` are ignored.
 
@@ -175,8 +175,8 @@ def find_problems(
     if min_similarity is None:
         min_similarity = MIN_SIMILARITY_ALONE if facts is None else MIN_SIMILARITY
     thumbnails = None if facts is None else facts.thumbnails[rows]
-    exact = exact_duplicates(table) if facts is not None else _no_duplicates()
     near = duplicate_groups(embeddings, part, min_similarity, thumbnails, min_pixel_similarity)
+    exact = near[:0] if facts is None else exact_duplicates(table)
     found = clusters(embeddings, part, num_clusters, min_cluster_size, seed)
     assignments = np.full(len(table), -1)
     assignments[rows] = found.assignments
@@ -201,10 +201,6 @@ def _in_table(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
     return frame.assign(**{name: rows[frame[name].to_numpy(dtype=np.int64)] for name in ROWS if name in frame})
 
 
-def _no_duplicates() -> pd.DataFrame:
-    return duplicate_groups(np.empty((0, 1)), Table(pd.DataFrame({"label": []})))
-
-
 def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
     """The groups that are not only one file several times, numbered anew."""
     files = np.arange(num_rows)
@@ -215,7 +211,6 @@ def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> 
 
 
 def _with_bursts(near: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """The groups with a column `is_burst`."""
     times = pd.Series(
         [capture_time(table.paths[row]) if table.has("path") else None for row in near["row"]], dtype=float
     )
@@ -230,7 +225,6 @@ def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
 
 
 def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:
-    """The rows of one finding in the form of all."""
     scores = frame[score] if finding != "broken" else np.nan
     kept = frame[[name for name in ("row", "group") if name in frame]]
     return kept.assign(finding=finding, score=scores, **columns)

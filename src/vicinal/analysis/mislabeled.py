@@ -7,7 +7,6 @@ import pandas as pd
 from scipy.sparse import csr_array
 
 from vicinal.analysis.neighbors import QueryNeighbors
-from vicinal.utils.arguments import check_positive
 from vicinal.utils.arrays import Booleans, Doubles, Integers
 
 
@@ -67,15 +66,14 @@ TEMPERATURE = 0.05
 EPSILON = 1e-6  # by which a probability may miss its threshold, as in cleanlab
 
 
-def class_probabilities(neighbors: QueryNeighbors, temperature: float = TEMPERATURE) -> csr_array:
+def class_probabilities(neighbors: QueryNeighbors) -> csr_array:
     """Estimate the probability of each class for each query from the labels of its neighbors.
 
-    A neighbor of cosine similarity s has the weight exp(s / temperature). No query votes for itself, so the
+    A neighbor of cosine similarity s has the weight exp(s / 0.05). No query votes for itself, so the
     probabilities are out of sample; those of classes without a neighbor are 0 and not stored.
 
     Args:
         neighbors: the nearest neighbors of each query, in a table with labels.
-        temperature: the smaller, the more the nearest neighbors count.
 
     Returns:
         float64 [queries, classes], a sparse array; every row has the sum 1.
@@ -90,8 +88,7 @@ def class_probabilities(neighbors: QueryNeighbors, temperature: float = TEMPERAT
                [0.5 , 0.5 ],
                [1.  , 0.  ]])
     """
-    check_positive(class_probabilities, temperature=temperature)
-    weights = np.exp((neighbors.scores - neighbors.scores.max(axis=1, keepdims=True)).astype(np.float64) / temperature)
+    weights = np.exp((neighbors.scores - neighbors.scores.max(axis=1, keepdims=True)).astype(np.float64) / TEMPERATURE)
     weights /= weights.sum(axis=1, keepdims=True)
     shape = (len(neighbors.queries), len(neighbors.table.classes))
     starts = np.arange(0, weights.size + 1, neighbors.k)
@@ -100,7 +97,7 @@ def class_probabilities(neighbors: QueryNeighbors, temperature: float = TEMPERAT
     return votes
 
 
-def confident_label_errors(neighbors: QueryNeighbors, temperature: float = TEMPERATURE) -> pd.DataFrame:
+def confident_label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     """Find queries whose label is probably wrong: another class is as probable as it is for images of that class.
 
     The threshold of a class is the mean probability of that class over the images labeled so. An image is counted in
@@ -114,7 +111,6 @@ def confident_label_errors(neighbors: QueryNeighbors, temperature: float = TEMPE
 
     Args:
         neighbors: the nearest neighbors of each query. Queries that cannot find any image of their class are left out.
-        temperature: of the votes.
 
     Returns:
         One row per probable error, the least self-confident first:
@@ -136,7 +132,7 @@ def confident_label_errors(neighbors: QueryNeighbors, temperature: float = TEMPE
     """
     neighbors = neighbors.with_positives()
     labels = neighbors.table.labels[neighbors.queries]
-    votes = class_probabilities(neighbors, temperature)
+    votes = class_probabilities(neighbors)
     own = _values_at(votes, labels)
     thresholds = _class_means(own, labels, votes.shape[1])
     is_confident = votes.data >= thresholds[votes.indices] - EPSILON
@@ -158,7 +154,6 @@ def confident_label_errors(neighbors: QueryNeighbors, temperature: float = TEMPE
 
 
 def _class_means(own: Doubles, labels: Integers, num_classes: int) -> Doubles:
-    """The mean of a value over the images of each class; 1 for classes without images, which none then reaches."""
     sums, counts = np.bincount(labels, own, num_classes), np.bincount(labels, minlength=num_classes)
     means: Doubles = np.divide(sums, counts, out=np.ones(num_classes), where=counts > 0)
     return means.clip(min=2 * EPSILON)

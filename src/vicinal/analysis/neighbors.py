@@ -1,4 +1,4 @@
-"""What the nearest neighbors of queries tell: hubs, and classes that are confused."""
+"""The nearest neighbors of queries: hubs, and classes that are confused."""
 
 from __future__ import annotations
 
@@ -118,11 +118,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
 
 
 def check_evaluation(evaluation: Evaluation, table: Table) -> None:
-    """Check that an evaluation has the queries of a table.
-
-    Raises:
-        InputError: it has others.
-    """
+    """Check that an evaluation has the queries of a table."""
     queries, _ = query_gallery_rows(table)
     if not np.array_equal(evaluation.query_indices, queries):
         raise InputError(
@@ -139,7 +135,6 @@ def _selected(rows: Integers, size: int) -> Integers | None:
 def _num_positives(
     table: Table, queries: Integers, gallery: Integers, own_rows: Integers, num_excluded: Integers
 ) -> Integers:
-    """The number of gallery images of its class that each query can find; 0 without labels."""
     if not table.has("label"):
         return np.zeros(len(queries), dtype=np.int64)
     labels = table.labels

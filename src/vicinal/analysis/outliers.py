@@ -85,7 +85,7 @@ class ImageFacts:
             - `row`: that row.
             - `entropy`: of the histogram of gray values within the bounding box, if there is one, in bits, from 0 (one
               value) to 8; NaN if the file cannot be read.
-            - `error`: what is wrong with a file that cannot be read, else an empty text.
+            - `error`: the reason why a file cannot be read, else an empty text.
         thumbnails: uint8 [rows, 32, 32], gray, not in proportion; black without an image.
     """
 
@@ -137,7 +137,7 @@ def image_facts(table: Table) -> ImageFacts:
 
 
 def _measured(path: str, box: Box | None) -> tuple[float, np.ndarray] | str:
-    """The entropy and the thumbnail of an image, or what is wrong with its file."""
+    """The entropy and the thumbnail of an image, or the error of its file."""
     try:
         with open_image(path, channels=1) as opened:
             reduction = max(opened.size) / GRAY_SIDE if box is None else 1.0

@@ -1,4 +1,4 @@
-"""What a context refiner does to the embeddings of a table."""
+"""The effect of a context refiner on the embeddings of a table."""
 
 from __future__ import annotations
 
@@ -36,12 +36,7 @@ class RefinerInput(NamedTuple):
 
 
 def refiner_input(refiner: ContextRefiner, embeddings: Array, table: Table) -> RefinerInput:
-    """Choose the embeddings that are evaluated, and check that the refiner fits them.
-
-    Raises:
-        InputError: embeddings and table have different numbers of rows, there are no rows, or the refiner has another
-            dimension.
-    """
+    """Choose the embeddings that are evaluated, and check that the refiner fits them."""
     check_rows(embeddings, table)
     queries, gallery = query_gallery_rows(table)
     rows = np.concatenate([gallery, np.setdiff1d(queries, gallery)])

@@ -79,7 +79,7 @@ def check_model(name: str | None) -> None:
 def check_folder(name: str | None) -> None:
     """Raise InputError if a saved model is neither a folder nor the name of one on the Hugging Face Hub."""
     if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
-        raise InputError(f"model: there is no folder {name}" if name else "model: the name is empty; give a folder")
+        raise InputError(f"model: no such folder {name}" if name else "model: the name is empty; give a folder")
 
 
 def check_embedding(arguments: Arguments) -> None:

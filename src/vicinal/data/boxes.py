@@ -38,18 +38,13 @@ def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
 
 
 def image_keys(frame: pd.DataFrame) -> list[str]:
-    """What tells the images of a table apart: the path, and the bounding box if there is one.
-
-    Example:
-        >>> image_keys(pd.DataFrame({"path": ["a.jpg"], "x_1": [0.0], "y_1": [1.0], "x_2": [5.5], "y_2": [6.0]}))
-        ['a.jpg [0, 1, 5.5, 6]']
-    """
+    """A unique name of each image of a table: its path, and the bounding box if it has one."""
     paths = [str(path) for path in frame["path"]]
     return [image_key(path, box) for path, box in zip(paths, row_boxes(frame), strict=True)]
 
 
 def image_key(path: str, box: Box | None) -> str:
-    """What tells an image apart, see :func:`image_keys`."""
+    """The unique name of an image, see :func:`image_keys`."""
     return path if box is None else f"{path} [{', '.join(f'{edge:.10g}' for edge in box)}]"
 
 
@@ -60,9 +55,6 @@ def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
         image: The upright image, or a JPEG that is not decoded yet.
         box: Its box; what is beyond the image is left out. None: the whole image.
         path: The file, for messages.
-
-    Raises:
-        InputError: The box lies outside of the image.
 
     Example:
         >>> from PIL import Image

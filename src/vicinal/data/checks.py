@@ -44,11 +44,7 @@ def check_trainable(table: Table) -> None:
 
 
 def check_classes(table: Table) -> None:
-    """Check that a table has classes to learn embeddings from.
-
-    Raises:
-        InputError: as :func:`check_trainable`.
-    """
+    """Check that a table has classes to learn embeddings from."""
     counts = table.class_counts
     if len(counts) == 0:
         raise InputError("no images; training needs images of two classes or more")
@@ -73,10 +69,6 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
         source: Where the embeddings come from; errors start with it.
         mapped: Whether a memory map stays one, of its own file or, if the numbers have to be converted, of a temporary
             file; else it is copied.
-
-    Raises:
-        InputError: The shape, the type or the number of rows is different, a value is masked or not finite, or there
-            is not enough memory for them.
     """
     check_not_masked(vectors, source)
     is_mapped, vectors = isinstance(vectors, np.memmap), np.asarray(vectors)
@@ -109,7 +101,6 @@ def _temporary_map(vectors: npt.NDArray[np.floating], source: str) -> Floats:
 
 
 def _not_finite(vectors: Floats) -> Integers:
-    """The rows that hold NaN or infinity."""
     return np.flatnonzero(~np.concatenate([np.isfinite(block).all(axis=1) for block in row_blocks(vectors)]))
 
 

@@ -16,10 +16,6 @@ def round_robin(rows: Integers, labels: Integers) -> Integers:
     Args:
         rows: int64 [n].
         labels: int64 [all], the class of every row.
-
-    Example:
-        >>> round_robin(np.array([0, 1, 2]), np.array([5, 5, 6]))
-        array([0, 2, 1])
     """
     return rows[np.argsort(_turns(rows, labels), kind="stable")]
 
@@ -35,12 +31,6 @@ def sample_classes(rows: Integers, labels: Integers, max_rows: int, seed: int = 
 
     Returns:
         int64 [min(n, max_rows)], ascending; of at least 40 classes where there are as many.
-
-    Example:
-        >>> labels = np.array([0, 0, 1, 1, 2, 2])
-        >>> rows = sample_classes(np.arange(6), labels, max_rows=4)
-        >>> np.unique(labels[rows], return_counts=True)[1]
-        array([2, 2])
     """
     if len(rows) <= max_rows:
         return np.sort(rows)
@@ -55,5 +45,4 @@ def sample_classes(rows: Integers, labels: Integers, max_rows: int, seed: int = 
 
 
 def _turns(rows: Integers, labels: Integers) -> Integers:
-    """The number of earlier rows of the same class."""
     return pd.Series(labels[rows]).groupby(labels[rows]).cumcount().to_numpy(dtype=np.int64)

@@ -22,7 +22,7 @@ KINDS_OF_DTYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "floatin
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What values a column has.
+    """The type of the values of a column.
 
     Attributes:
         kind: `integer`, `floating`, `boolean`, `string`, or `empty` if all values are missing.
@@ -44,9 +44,6 @@ def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
     """The kind of a column, and its values: int, float, bool, str, or None where one is missing.
 
     Values that are not text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
-
-    Raises:
-        InputError: an integer has more than 64 bits, or a text is not Unicode.
 
     Example:
         >>> column_values(pd.Series([3, None]))
@@ -120,9 +117,6 @@ def number_of(text: str) -> int | float:
 
 def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
     """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
-
-    Raises:
-        InputError: a column has values of another kind in the new rows.
 
     Example:
         >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})

@@ -50,7 +50,7 @@ def is_known_column(column: str) -> bool:
 
 
 def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that say what the columns of paths and labels are called, those that are given.
+    """The settings that name the columns of paths and labels, without those that are not given.
 
     Example:
         >>> named_columns({"path_column": "file", "label_column": None, "model": "run"})
@@ -60,7 +60,7 @@ def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the columns `path` and `label` may be called besides, by the settings that name them.
+    """Further names of the columns `path` and `label`, by the settings that give them.
 
     Example:
         >>> column_aliases({"path_column": "file", "label_column": None, "model": "run"})
@@ -70,11 +70,7 @@ def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.DataFrame:
-    """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0.
-
-    Raises:
-        InputError: a value is missing or invalid; the message names the row by the index of the frame.
-    """
+    """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0."""
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
         raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
@@ -96,7 +92,7 @@ def _with_checked_boxes(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
     missing = [column for column in BOX_COLUMNS if column not in columns]
     if len(missing) == 1:
         raise InputError(
-            f"of the columns of a bounding box, {', '.join(BOX_COLUMNS)}, there is no {missing[0]!r}; add or rename it"
+            f"the table lacks {missing[0]!r} of the box columns {', '.join(BOX_COLUMNS)}; add or rename it"
         )
     if missing:
         return columns
@@ -123,7 +119,6 @@ def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
 
 
 def _numbers(values: pd.Series, column: str) -> pd.Series:
-    """Convert to float64; empty cells become NaN."""
     filled = values.mask(values.astype("str") == "")
     numbers = pd.to_numeric(filled, errors="coerce").astype(np.float64)
     wrong = np.flatnonzero(numbers.isna() & filled.notna())

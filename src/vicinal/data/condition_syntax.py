@@ -105,11 +105,8 @@ def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, s
 
     Args:
         text: The condition.
-        columns: The names of the columns that there are.
+        columns: The names of the existing columns.
         aliases: Further names of columns.
-
-    Raises:
-        InputError: It cannot be parsed, or names a column that there is not.
 
     Example:
         >>> parse_condition("price < 20", ["price"])
@@ -143,8 +140,6 @@ def condition_error(text: str, reason: str) -> InputError:
 
 
 class _Parser:
-    """Reads one condition."""
-
     def __init__(self, text: str, columns: Collection[str], aliases: Mapping[str, str]) -> None:
         self.text, self.columns, self.aliases = text, columns, aliases
         self.backquoted: dict[str, str] = {}

@@ -75,11 +75,7 @@ class ConditionWriter(ABC, Generic[Filter]):
         """A column of texts that contain a text."""
 
     def write(self, condition: Condition) -> Filter:
-        """The filter of a condition.
-
-        Raises:
-            InputError: it compares a text with a number, or asks for what the database cannot do.
-        """
+        """The filter of a condition."""
         try:
             return self._write(condition)
         except RecursionError:

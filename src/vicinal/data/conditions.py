@@ -113,7 +113,7 @@ class SQLWriter(ConditionWriter[SQLFilter]):
 def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str] | None = None) -> Booleans:
     """Whether each row of a frame fulfills a condition, bool `[rows]`.
 
-    A condition has the syntax of Python and of SQL, as far as both agree: ``category == 'cup' and price < 20``.
+    A condition has the syntax that Python and SQL have in common: ``category == 'cup' and price < 20``.
 
     - Columns stand by their names; names that are not words stand in backquotes.
     - `==`, `!=`, `<`, `<=`, `>` and `>=` compare a column with a text, a number, True, False or another column, also
@@ -167,11 +167,7 @@ def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str
 def fulfilling(
     connection: sqlite3.Connection, query: str, where: SQLFilter, condition: str, **parameters: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query of SQLite, in which {} stands for a filter.
-
-    Raises:
-        InputError: the filter is nested too deeply for SQLite.
-    """
+    """The rows of a query of SQLite, in which {} stands for a filter."""
     try:
         return connection.execute(query.format(where.text), {**where.parameters, **parameters})
     except sqlite3.OperationalError as error:

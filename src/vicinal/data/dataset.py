@@ -82,7 +82,6 @@ def _read(path: Path) -> list[Row]:
 
 
 def _positions(path: Path, rows: list[Row], training: Table) -> list[int]:
-    """The row of each listed image in the training split."""
     listed = [_key(image) for _, (image, _) in rows]
     index: dict[Key, list[int]] = defaultdict(list)
     for position, key in enumerate(_keys(training, sorted({folder for folder, _ in listed}))):
@@ -117,7 +116,6 @@ def _find(index: dict[Key, list[int]], folder: str, name: str) -> int | None:
 
 
 def _clean_labels(listed: pd.DataFrame, classes: pd.Series) -> list[str]:
-    """The label that the clean images of the same class have, for each listed image."""
     clean = ~listed["noisy_label"]
     of_class = dict(zip(classes[clean], listed["label"][clean], strict=True))
     return [of_class.get(label, f"class/{label}") for label in classes]
@@ -163,17 +161,6 @@ def divide(table: Table, settings: DataSettings, seed: int = 0) -> Table:
     """Assign the classes of a table to splits as the settings say; without such settings, it is returned as it is.
 
     A list of training images replaces the training split first. Images of training classes are held out last.
-
-    Raises:
-        InputError: as :meth:`Table.split_classes <vicinal.data.Table.split_classes>` and
-            :func:`~vicinal.data.use_train_list`.
-
-    Example:
-        >>> from vicinal.data import load_table
-        >>> settings = DataSettings(fractions={"train": 0.8, "val": 0.2}, order="in_order")
-        >>> table = divide(load_table("digits"), settings)
-        >>> table.splits, table.subset("val").classes, table.subset("test").classes
-        (['train', 'val', 'test'], [4], [5, 6, 7, 8, 9])
     """
     if settings.train_list is not None:
         table = use_train_list(table, settings.train_list)

@@ -30,16 +30,11 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file, write_bytes
 
-MAX_CODE_POINT, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 ENGINE_KEY = b"vicinal_engine"
 
 
 def open_npy(path: Path) -> npt.NDArray[Any]:
-    """Open an array as a memory map, which allocates nothing for rows that only the header claims.
-
-    Raises:
-        InputError: The file cannot be read, or holds no whole array.
-    """
+    """Open an array as a memory map, which allocates nothing for rows that only the header claims."""
     check_regular_file(path)
     try:
         with np.errstate(over="raise"):
@@ -53,20 +48,15 @@ def open_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def read_npy_labels(path: Path) -> npt.NDArray[Any]:
-    """Read labels: integers or text, one per row.
-
-    Raises:
-        InputError: The file cannot be read, or holds other values.
-    """
+    """Read labels: integers or text, one per row."""
     mapped = open_npy(path)
     if mapped.ndim != 1 or mapped.dtype.kind not in "iuU" or not len(mapped):
         raise InputError(f"{path}: {mapped.dtype} {list(mapped.shape)}; labels are integers or text, one per row")
     labels = np.array(mapped)  # stays valid if the file is changed
-    if labels.dtype.kind == "U" and labels.itemsize:
-        characters = labels.view(np.dtype(np.uint32).newbyteorder(labels.dtype.byteorder)).reshape(len(labels), -1)
-        is_invalid = (characters > MAX_CODE_POINT) | ((characters >= SURROGATES[0]) & (characters <= SURROGATES[1]))
-        for row in np.flatnonzero(is_invalid.any(axis=1)):  # of which Python cannot make a text
-            raise InputError(f"{path}: the label of row {row} is not Unicode text; write the labels again")
+    try:
+        labels.tolist()
+    except ValueError:
+        raise InputError(f"{path}: a label is not Unicode text; write the labels again") from None
     return labels
 
 
@@ -198,11 +188,7 @@ def load_labels(path: str | Path, path_column: str | None = None, label_column: 
 
 
 def read_own_images(path: str | Path) -> pd.DataFrame:
-    """The columns of paths and bounding boxes in the table of a file or folder of embeddings; without paths, none.
-
-    Raises:
-        InputError: The table cannot be read.
-    """
+    """The columns of paths and bounding boxes in the table of a file or folder of embeddings; without paths, none."""
     path = Path(path)
     if path.is_dir():
         frame = pd.concat([read_frame(part) for part, _ in EmbeddingShards.open(path).files()], ignore_index=True)
@@ -238,7 +224,6 @@ def read_fingerprint(path: str | Path) -> str | None:
 
 
 def _embeddings_file(path: str | Path) -> Path:
-    """Check that a file exists and may hold embeddings."""
     path = Path(path)
     check_regular_file(path)
     if path.suffix.lower() not in (".npy", ".parquet"):

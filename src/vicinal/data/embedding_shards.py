@@ -172,11 +172,7 @@ def verify_shards(folder: str | Path) -> EmbeddingShards:
 
 
 def read_part(path: Path, part: ShardPart) -> bytes:
-    """The content of the file of a part.
-
-    Raises:
-        InputError: It cannot be read, or is not as it was written.
-    """
+    """The content of the file of a part."""
     check_regular_file(path)
     try:
         content = path.read_bytes()
@@ -200,7 +196,6 @@ def check_together(folder: str | Path, first: ShardManifest, second: ShardManife
 
 
 def _absences(folder: Path, manifests: Sequence[ShardManifest]) -> Iterator[str]:
-    """What is missing for the shards to be complete."""
     first = manifests[0]
     found = {each.shard for each in manifests}
     absent = (shard for shard in range(1, first.num_shards + 1) if shard not in found)
@@ -211,7 +206,6 @@ def _absences(folder: Path, manifests: Sequence[ShardManifest]) -> Iterator[str]
 
 
 def _raise(folder: str | Path, problems: Sequence[str]) -> None:
-    """Raise InputError if there are problems."""
     if problems:
         more = len(problems) - MAX_LISTED
         shown = "; ".join(problems[:MAX_LISTED]) + (f"; and {more:,} more" if more > 0 else "")

@@ -19,7 +19,7 @@ MAX_VISITS = 16  # of one folder, by links to it
 
 @dataclass
 class FoundFiles:
-    """What is below a folder.
+    """The files below a folder.
 
     Attributes:
         images: the images as sorted relative paths.
@@ -40,9 +40,6 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
 
     Images at different depths are not sorted by class and have no labels, which is logged, as are the number of files
     of other image formats, names that are not UTF-8, and the folders without images or that cannot be listed.
-
-    Raises:
-        InputError: The folder does not exist, cannot be listed or holds no image with a name in UTF-8.
     """
     if not str(folder):
         raise InputError("the name of the folder is empty; give a folder of images")
@@ -146,7 +143,6 @@ def _without_images(folder: Path, visited: list[str], images: list[str]) -> list
 
 
 def _these(folders: list[str]) -> str:
-    """Few folders by name, many by their number and the first of them."""
     return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
 
 
@@ -155,7 +151,6 @@ def _reason(error: OSError) -> str:
 
 
 def _is_cycle(target: str, parent: str) -> bool:
-    """Whether a folder is or contains one of the folders on the way to it, so that walking it would not end."""
     ways = (parent, *map(str, PurePath(parent).parents))
     return any(os.path.commonpath([target, os.path.realpath(way)]) == target for way in ways)
 

@@ -1,17 +1,54 @@
-"""Groups of images that do not find each other, such as one series of photos: by file names, or by their times."""
+"""Groups of images that do not find each other, such as a series of photos: by file names, or by capture times."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import numpy as np
+from PIL import ExifTags, Image
 
-from vicinal.data.images.capture_time import capture_time
 from vicinal.data.table import Table
 from vicinal.utils.arguments import check_positive
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
+
+TIMES = ((ExifTags.Base.DateTimeOriginal, ExifTags.Base.SubsecTimeOriginal),
+         (ExifTags.Base.DateTimeDigitized, ExifTags.Base.SubsecTimeDigitized))  # fmt: skip
+
+
+def capture_time(path: str) -> float | None:
+    """When a photo was taken, in seconds on the clock of its camera; None if its file does not say so.
+
+    Times of editing, and those of the file itself, are not looked at: copies have others.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     exif = Image.Exif()
+        ...     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:01 10:00:30"
+        ...     Image.new("RGB", (2, 2)).save(f"{folder}/a.jpg", exif=exif)
+        ...     Image.new("RGB", (2, 2)).save(f"{folder}/b.jpg")
+        ...     capture_time(f"{folder}/a.jpg") % 60, capture_time(f"{folder}/b.jpg")
+        (30.0, None)
+    """
+    try:
+        with Image.open(path) as image:
+            facts = image.getexif().get_ifd(ExifTags.IFD.Exif)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+    for time, fraction in TIMES:
+        try:
+            seconds = (
+                datetime.strptime(str(facts[time])[:19], "%Y:%m:%d %H:%M:%S") - datetime(1970, 1, 1)
+            ).total_seconds()
+            digits = str(facts.get(fraction, "")).strip("\0 ")
+            return seconds + (float(f"0.{digits}") if digits.isdecimal() else 0.0)
+        except (KeyError, ValueError):
+            continue
+    return None
+
 
 NO_GROUP = -1
 
@@ -25,16 +62,6 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
             all of it if it has none, are one group. Images in whose path it is not found have no group.
         minutes: Images that were taken at most so long after another one, as their EXIF data say, are in its group.
             Images without a time have no group.
-
-    Raises:
-        InputError: There are no paths, there are groups already, the pattern is none or is found in no path, no image
-            has a time, or both are given.
-
-    Example:
-        >>> import pandas as pd
-        >>> table = Table(pd.DataFrame({"path": ["/cup/day1_1.jpg", "/cup/day1_2.jpg", "/cup/day2_1.jpg", "/x.jpg"]}))
-        >>> with_groups(table, r"(day\d+)_").frame["group"].tolist()
-        [0, 0, 1, -1]
     """
     if pattern is not None and minutes is not None:
         raise InputError("group_pattern and group_minutes are two ways to tell groups; leave one of them out")

@@ -1,4 +1,4 @@
-"""What is wrong with image files: those that cannot be read or are there twice, and bounding boxes beyond them."""
+"""Problems of image files: unreadable files, duplicates, and bounding boxes beyond the image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSING = "no such file"  # how errors about missing files end
 
 @dataclass(frozen=True)
 class ImageFileProblems:
-    """What is wrong with image files. `print` shows the first twenty of each kind.
+    """Problems of image files. `print` shows the first twenty of each kind.
 
     Attributes:
         unreadable: The message of each image that cannot be read.
@@ -68,9 +68,6 @@ class ImageFileProblems:
 def check_image_files(table: Table) -> ImageFileProblems:
     """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them.
 
-    Raises:
-        InputError: The table has no paths.
-
     Example:
         >>> import pandas as pd
         >>> check_image_files(Table(pd.DataFrame({"path": ["/lost.png"]}))).unreadable
@@ -95,7 +92,6 @@ def _size_or_error(path: str) -> tuple[int, int] | str:
 
 
 def _boxes_beyond(table: Table, sizes: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The bounding boxes that are partly outside of their image."""
     if not all(map(table.has, BOX_COLUMNS)):
         return []
     rows = zip(table.paths, table.frame[list(BOX_COLUMNS)].to_numpy().tolist(), strict=True)

@@ -20,11 +20,7 @@ from vicinal.utils.errors import InputError
 
 
 def training_rows(table: Table) -> Integers:
-    """The rows of the split `train`, or all rows of a table without splits.
-
-    Raises:
-        InputError: There are none.
-    """
+    """The rows of the split `train`, or all rows of a table without splits."""
     is_training = (table.frame["split"] == "train").to_numpy() if table.has("split") else np.ones(len(table), bool)
     if not is_training.any():
         raise InputError(f"the table has no training images to alter; its splits: {', '.join(table.splits) or 'none'}")
@@ -175,12 +171,11 @@ def _confused_with(confusions: Confusions, classes: Sequence[Name]) -> dict[int,
             raise InputError(f"{source}: {label!r} is confused with itself; name another class")
         confused.setdefault(positions[label], []).append(positions[other])
     if not confused:
-        raise InputError("there are no confusions; name at least one class and what it is confused with")
+        raise InputError("confusions are empty; name at least one class and the one it is confused with")
     return confused
 
 
 def _pairs(confusions: Confusions) -> Iterator[tuple[str, str, str]]:
-    """Yield each class, a class that it is confused with, and the source of the pair for errors."""
     if not isinstance(confusions, Mapping):
         yield from _pairs_in_file(Path(confusions))
         return

@@ -79,19 +79,7 @@ def list_images(
 
 
 def load_run_table(path: str | Path) -> Table:
-    """Read the table of a run, which must be as the run wrote it: its rows stand for those of the run's model.
-
-    Raises:
-        InputError: It cannot be read, or its rows, their order or their values were changed.
-
-    Example:
-        >>> import tempfile
-        >>> import pandas as pd
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Table(pd.DataFrame({"label": ["cat", "dog"]})).save(f"{folder}/table.parquet")
-        ...     len(load_run_table(f"{folder}/table.parquet"))
-        2
-    """
+    """Read the table of a run, which must be as the run wrote it: its rows stand for those of the run's model."""
     from vicinal.data.parquet_files import read_metadata  # imports pyarrow
 
     table = Table.from_parquet(path, path_column=None, label_column=None)

@@ -24,9 +24,6 @@ def move_root(paths: Sequence[str], root: str | Path) -> list[str]:
     Returns:
         The new paths.
 
-    Raises:
-        InputError: None of the images is in the new folder.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,9 +46,6 @@ def find_old_root(paths: Sequence[str], new: str, known: str | None = None) -> s
         new: The new folder.
         known: The folder that they were in, if it is known; if none of them is in the new one at the same place below,
             it is looked for.
-
-    Raises:
-        InputError: None of the images is in the new folder.
     """
     probes = paths[:: max(1, len(paths) // MAX_PROBES)]
     if known is not None and any(

@@ -27,11 +27,7 @@ IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Read all columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads.
-
-    Raises:
-        InputError: The file cannot be read, or has no rows.
-    """
+    """Read all columns of a Parquet file but the embeddings, which :func:`vicinal.data.load_embeddings` reads."""
     frame = read_frame(path)
     if not len(frame):
         raise InputError(f"{path}: a table without rows")
@@ -44,9 +40,6 @@ def read_frame(path: Path, content: bytes | None = None) -> pd.DataFrame:
     Args:
         path: The file.
         content: The bytes of the file, if they are read already.
-
-    Raises:
-        InputError: The file cannot be read.
     """
     with open_parquet(path, content) as file:
         columns = [name for name in file.schema_arrow.names if name != EMBEDDING]
@@ -85,9 +78,6 @@ def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArr
     Args:
         path: The file.
         content: The bytes of the file, if they are read already.
-
-    Raises:
-        InputError: The file cannot be read, or holds no embeddings of one dimension.
     """
     with open_parquet(path, content) as file:
         _check_embeddings(path, file)
@@ -99,9 +89,6 @@ def map_embedding_column(path: Path) -> Floats:
 
     Returns:
         float32 `[n, dim]`, read-only.
-
-    Raises:
-        InputError: As of :func:`read_embedding_column`, or there is not enough space for the file.
     """
     from vicinal.utils.memory import temporary_map  # imports torch
 
@@ -133,11 +120,7 @@ def _matrix(path: Path, column: pa.Array, dim: int | None = None) -> npt.NDArray
 
 
 def to_arrow(path: Path, frame: pd.DataFrame) -> pa.Table:
-    """Convert the frame to an Arrow table, in which each column holds values of one type.
-
-    Raises:
-        InputError: A column holds values of several or unknown types; the message names the column and `path`.
-    """
+    """Convert the frame to an Arrow table, in which each column holds values of one type."""
     for column in frame.columns:
         try:
             pa.Array.from_pandas(frame[column])
@@ -155,11 +138,7 @@ def with_metadata(table: pa.Table, key: bytes, value: str) -> pa.Table:
 
 
 def read_metadata(path: Path, key: bytes) -> str | None:
-    """An entry in the metadata of a Parquet file's schema; None if there is no such entry.
-
-    Raises:
-        InputError: It is not a Parquet file.
-    """
+    """An entry in the metadata of a Parquet file's schema; None if there is no such entry."""
     with open_parquet(path) as file:
         stored = (file.schema_arrow.metadata or {}).get(key)
     return None if stored is None else stored.decode(errors="replace")

@@ -36,7 +36,7 @@ class ShardPart:
 
 @dataclass(frozen=True)
 class ShardManifest:
-    """What a shard of embeddings holds.
+    """The content of a shard of embeddings.
 
     The rows of the source are divided into consecutive shards whose sizes differ by at most one, and those of a shard
     into consecutive parts.
@@ -49,14 +49,9 @@ class ShardManifest:
         rows_sha256: identifies these rows.
         model: fingerprint of the model and the steps after it.
         precision: that the embeddings were computed with.
-        on_error: what was done with unreadable images.
+        on_error: `raise` or `skip`, the treatment of unreadable images.
         part_size: number of rows of a part; the last part may have fewer.
         parts: the parts that are complete.
-
-    Example:
-        >>> manifest = ShardManifest(2, 3, "photos", 10, "0" * 64, "0123abcd", "32", "skip", part_size=2)
-        >>> manifest.rows, [manifest.part_rows(part) for part in range(manifest.num_parts)]
-        (range(3, 6), [range(3, 5), range(5, 6)])
     """
 
     shard: int
@@ -118,13 +113,7 @@ class ShardManifest:
         return replace(self, parts=(*self.parts[:number], part, *self.parts[number + 1 :]))
 
     def difference(self, other: ShardManifest) -> str | None:
-        """What speaks against shards of one source: "SOMETHING of this, not SOMETHING of the other"; None if nothing.
-
-        Example:
-            >>> manifest = ShardManifest(1, 2, "photos", 10, "0" * 64, "0123abcd", "32", "skip", 2)
-            >>> manifest.difference(replace(manifest, shard=2, precision="bf16"))
-            'precision 32, not bf16'
-        """
+        """The first setting in which two shards differ, such as "precision 32, not bf16"; None without one."""
         for what in ("model", "precision", "on_error", "num_shards", "part_size"):
             mine, others = getattr(self, what), getattr(other, what)
             if mine != others:
@@ -137,21 +126,13 @@ class ShardManifest:
         return f"{self.source} ({self.num_rows:,} rows, SHA-256 {self.rows_sha256[:8]})"
 
     def save(self, shards: str | Path) -> None:
-        """Write the manifest atomically.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the manifest atomically."""
         content = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
         write_bytes(self.folder(shards) / MANIFEST, content.encode())
 
     @classmethod
     def load(cls, path: Path) -> ShardManifest:
-        """Read a manifest.
-
-        Raises:
-            InputError: It cannot be read, or is none.
-        """
+        """Read a manifest."""
         check_regular_file(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -174,11 +155,7 @@ def _read_part(content: Any) -> ShardPart:
 
 
 def read_manifests(shards: str | Path) -> list[ShardManifest]:
-    """The manifests of the shards in a folder, in order.
-
-    Raises:
-        InputError: One of them cannot be read.
-    """
+    """The manifests of the shards in a folder, in order."""
     found = [ShardManifest.load(path) for path in _manifest_files(shards)]
     return sorted(found, key=lambda each: (each.num_shards, each.shard))
 

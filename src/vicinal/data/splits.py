@@ -28,13 +28,6 @@ def order_classes(names: Sequence[Name], order: Order = "random", seed: int = 0)
             :attr:`Table.classes <vicinal.data.Table.classes>`.
         order: `random`, by the seed; `in_order`, sorted: as numbers if every name is an integer, else as text.
         seed: The seed of the random order; not negative.
-
-    Raises:
-        InputError: The order is unknown, or the seed is negative.
-
-    Example:
-        >>> order_classes(["10", "9", "1"], "in_order")
-        ['1', '9', '10']
     """
     if order not in ("random", "in_order"):
         raise InputError(f"order is {order!r}; it can be random or in_order")
@@ -85,9 +78,6 @@ def splits_by_fraction(
 
     Returns:
         The split of each name that gets one.
-
-    Raises:
-        InputError: The fractions are not positive or their sum is above 1, or a split would get no class.
     """
     _check_split_names(fractions)
     if any(not fraction > 0 for fraction in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
@@ -107,11 +97,7 @@ def splits_by_fraction(
 
 
 def splits_by_list(names: Sequence[object], lists: Mapping[str, Sequence[object]]) -> dict[object, str]:
-    """Assign classes to splits by lists of their names. 5 and "5" are the same name.
-
-    Raises:
-        InputError: A name is unknown or is listed for two splits.
-    """
+    """Assign classes to splits by lists of their names. 5 and "5" are the same name."""
     _check_split_names(lists)
     known = {str(name): name for name in names}
     chosen: dict[object, str] = {}
@@ -201,14 +187,6 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
         frame: a valid frame with labels; without splits, all its rows are of the split `train`.
         fraction: of the images of each class.
         seed: of the random choice.
-
-    Raises:
-        InputError: there are no labels, there is a split `val` already, or no class has four images, or three groups.
-
-    Example:
-        >>> frame = hold_out_images(pd.DataFrame({"label": 5 * ["cat"] + 3 * ["dog"]}), 0.1)
-        >>> frame.groupby("split")["label"].apply(list).to_dict()
-        {'train': ['cat', 'cat', 'cat', 'dog', 'dog', 'dog'], 'val': ['cat', 'cat']}
     """
     if "label" not in frame:
         raise InputError("val_images holds out images of each class, but the table has no labels")

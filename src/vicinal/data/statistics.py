@@ -1,4 +1,4 @@
-"""What a table holds: counts of images and classes, and the fingerprint of its split."""
+"""Statistics of a table: counts of images and classes, and the fingerprint of its split."""
 
 from __future__ import annotations
 

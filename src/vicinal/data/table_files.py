@@ -36,9 +36,6 @@ def read_csv(path: Path) -> pd.DataFrame:
     """Read a CSV file with a header. Cells are text, but label columns of integers only are converted to integers.
 
     The index holds the line number of each row, so that later errors can name it.
-
-    Raises:
-        InputError: The file cannot be read, is not UTF-8, or has a line with too few or too many fields.
     """
     rows = _rows(path)
     _, header = next(rows, (0, []))
@@ -73,11 +70,7 @@ def _check_separator(path: Path, header: list[str]) -> None:
 
 
 def column_names(path: Path) -> list[str]:
-    """The names of the columns of a .csv or .parquet file.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """The names of the columns of a .csv or .parquet file."""
     if path.suffix.lower() == ".csv":
         return next(_rows(path), (0, []))[1]
     from vicinal.data.parquet_files import open_parquet  # imports pyarrow
@@ -117,11 +110,7 @@ def _convert_integers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write the frame atomically to a .csv or .parquet file; the latter holds :func:`frame_digest` too.
-
-    Raises:
-        InputError: The name ends otherwise, or Parquet cannot hold a column.
-    """
+    """Write the frame atomically to a .csv or .parquet file; the latter holds :func:`frame_digest` too."""
     if path.suffix.lower() == ".csv":
         # Text is quoted, since pandas by itself quotes only the line terminator in use and not the other ones.
         text = frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)

@@ -19,12 +19,7 @@ ARRAYS = {"mean": 1, "components": 2, "explained_variance": 1}  # each with its 
 
 
 def write_whitening(path: str | Path, arrays: Mapping[str, Doubles]) -> None:
-    """Write the arrays of a whitening atomically.
-
-    Raises:
-        InputError: the path does not end in .safetensors.
-        OSError: the file cannot be written.
-    """
+    """Write the arrays of a whitening atomically."""
     tensors = {name: np.ascontiguousarray(arrays[name]) for name in ARRAYS}
     write_bytes(_checked_path(path), safetensors.numpy.save(tensors, {"format": FORMAT}))
 
@@ -34,9 +29,6 @@ def read_whitening(path: str | Path) -> dict[str, Doubles]:
 
     Returns:
         `mean` [dim of the vectors], `components` [dim, dim of the vectors] and `explained_variance` [dim], float64.
-
-    Raises:
-        InputError: there is no such file, or it is not a complete file of a whitening.
     """
     path = _checked_path(path)
     check_regular_file(path)

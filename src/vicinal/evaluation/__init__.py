@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.evaluation.arrays import evaluate_arrays
-    from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_vehicle_id
+    from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_met, evaluate_vehicle_id
     from vicinal.evaluation.bootstrap import confidence_intervals, paired_differences
     from vicinal.evaluation.calibration import calibrate, operating_points
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
     from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
-    from vicinal.evaluation.met import evaluate_met
     from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
     from vicinal.evaluation.open_set import (
@@ -24,7 +22,13 @@ if TYPE_CHECKING:
         open_set_scores,
         stranger_scores,
     )
-    from vicinal.evaluation.protocol import coarse_columns, count_noisy_labels, evaluate, query_gallery_rows
+    from vicinal.evaluation.protocol import (
+        coarse_columns,
+        count_noisy_labels,
+        evaluate,
+        evaluate_arrays,
+        query_gallery_rows,
+    )
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.relevance import Relevance
     from vicinal.evaluation.resampling import Resampling, count_query_classes

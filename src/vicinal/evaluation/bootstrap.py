@@ -73,10 +73,6 @@ def student_tails(confidence_level: float, num_units: int) -> Doubles:
     """The quantiles, as normal scores, at which an interval from resampled units ends, [2].
 
     A bootstrap of few units varies too little by itself, and its tails are those of a normal distribution.
-
-    Example:
-        >>> student_tails(0.95, 10), student_tails(0.95, 10_000)
-        (array([-2.38452302,  2.38452302]), array([-1.96029928,  1.96029928]))
     """
     from scipy.special import stdtrit
 

@@ -164,10 +164,6 @@ def rate_interval(outcomes: Booleans, classes: Integers, resampling: Resampling)
         outcomes: bool [n].
         classes: int64 [n].
         resampling: how often, and the confidence level.
-
-    Example:
-        >>> rate_interval(np.array([True, True, False]), np.array([0, 0, 1]), Resampling(num_resamples=100))
-        (0.0, 1.0)
     """
     codes = np.unique(classes, return_inverse=True)[1]
     sums, counts = np.bincount(codes, weights=outcomes), np.bincount(codes)

@@ -1,4 +1,4 @@
-"""How well k-means finds the classes: NMI, AMI and pairwise F1 of clusters and labels."""
+"""Agreement of k-means clusters with the classes: NMI, AMI and pairwise F1."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def cluster(
         F1    100.00 %
     """
     if method not in (FAISS, SCIKIT_LEARN):
-        raise InputError(f"there is no clustering method {method!r}; use {FAISS} or {SCIKIT_LEARN}")
+        raise InputError(f"unknown clustering method {method!r}; use {FAISS} or {SCIKIT_LEARN}")
     check_rows(embeddings, table)
     num_clusters = len(table.classes) if num_clusters is None else num_clusters
     if not (is_integer(num_clusters) and 1 <= num_clusters <= len(table)):
@@ -180,14 +180,10 @@ def adjusted_mutual_information(classes: Integers, clusters: Integers, overlaps:
     Args:
         classes: int64 [classes], the number of images in each class.
         clusters: int64 [clusters], the number of images in each cluster.
-        overlaps: int64 [pairs], the number of images that a class and a cluster share, for every pair that shares some.
+        overlaps: int64 [pairs], the size of each nonempty intersection of a class and a cluster.
 
     Returns:
         1 if classes and clusters are the same, around 0 if the clusters are random.
-
-    Example:
-        >>> adjusted_mutual_information(np.array([2, 2]), np.array([2, 2]), np.array([2, 2]))
-        1.0
     """
     if len(classes) == 1 or len(clusters) == 1:
         return float(len(classes) == len(clusters))

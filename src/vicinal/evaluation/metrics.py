@@ -113,7 +113,7 @@ def metric_by_name(name: str, max_k: int | None = None) -> Metric:
     kind, _, k = str(name).partition("@")
     if kind not in METRICS_AT_K or not re.fullmatch(NUMBER, k):
         known = ", ".join([*(f"{kind}@K" for kind in METRICS_AT_K), *METRICS])
-        raise InputError(f"there is no metric {name!r}; use {known}, with a number for K")
+        raise InputError(f"unknown metric {name!r}; use {known}, with a number for K")
     if max_k is None and int(k) < 1:
         raise InputError(f"{name} is invalid; use k from 1 up")
     if max_k is not None and not 1 <= int(k) <= max_k:

@@ -1,4 +1,4 @@
-"""What models cost, beside what they score: size, training, and speed on this machine."""
+"""The costs of models: size, training, and speed on this machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COLUMNS = {
     "images_per_second": "float64",
 }
 HEADS = ["kind", "dim", "pixels", "parameters", "trained", "MB", "train time", "images/s"]
-"""What people read, after the name of the model."""
+"""The heads of the printed columns, after the name of the model."""
 UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a model costs. What is not known is None.
+    """The costs of a model; unknown ones are None.
 
     Attributes:
         kind: how the model was trained: `zero-shot`, not at all after the published weights of its backbone; `frozen`,
@@ -72,7 +72,7 @@ def cost_frame(costs: Mapping[str, ModelCost]) -> pd.DataFrame:
 
 
 def cost_cells(row: Any) -> list[str]:
-    """What people read of a row of :func:`cost_frame`, under `HEADS`."""
+    """The printed cells of a row of :func:`cost_frame`, under `HEADS`."""
     return [
         row.kind,
         str(row.dim),
@@ -86,18 +86,13 @@ def cost_cells(row: Any) -> list[str]:
 
 
 def costs_text(costs: pd.DataFrame) -> str:
-    """Lay out what models cost as a table for a terminal."""
+    """Lay out the costs of models as a table for a terminal."""
     rows = ([str(row.model), *cost_cells(row)] for row in costs.itertuples())
     return aligned([["", *HEADS], *rows], num_left=2)
 
 
 def _count(number: int) -> str:
-    """A number of parameters with three digits.
-
-    Example:
-        >>> _count(0), _count(999), _count(49_280), _count(22_056_576), _count(1_240_000_000)
-        ('0', '999', '49.3 k', '22.1 M', '1,240 M')
-    """
+    """A number of parameters with three digits."""
     if number < 1000:
         return str(number)
     return f"{_digits(number / 1e3)} k" if number < 999_500 else f"{_digits(number / 1e6)} M"

@@ -143,13 +143,12 @@ def _margins(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
 
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:
-    """What a query must not find: itself, and images of its class and group."""
+    """The exclusions of each query: itself, and images of its class and group."""
     groups, own_row = class_group_codes(table), own_gallery_rows(table, query_rows, gallery_rows)
     return Exclusions(len(query_rows), len(gallery_rows), own_row, groups[query_rows], groups[gallery_rows])
 
 
 def _check_classes(query_labels: Integers, gallery_labels: Integers, needed: int) -> None:
-    """Raise InputError if the gallery has too few classes besides that of some query."""
     classes = np.unique(gallery_labels)
     fewest = len(classes) - int(np.isin(query_labels, classes).any())
     if fewest < needed:
@@ -235,10 +234,6 @@ def auroc(positives: Floats, negatives: Floats) -> float:
     Args:
         positives: float32 [p], at least one score.
         negatives: float32 [n], at least one score.
-
-    Example:
-        >>> auroc(np.array([0.5, 1.0], np.float32), np.array([0.0, 0.5], np.float32))
-        0.875
     """
     ordered = np.sort(negatives)
     below = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")

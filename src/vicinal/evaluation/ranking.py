@@ -234,7 +234,6 @@ class _TiledCounting:
             yield left, min(left + self._columns, gallery.stop)
 
     def _increment(self, panel: _Panel, scores: Tensor, top: int, left: int) -> None:
-        """Add the increments of a re-ranking to a tile of scores."""
         if self._reranked is None or panel.increments is None:
             return
         increments, first = panel.increments, top - panel.start
@@ -254,7 +253,6 @@ class _TiledCounting:
 
 
 def _tile_size(queries: int, gallery: int, chunk_size: int | None, device: torch.device) -> tuple[int, int]:
-    """Rows and columns of a tile, which on a GPU follow its memory."""
     side = BLOCK_ROWS if device.type == "cpu" else 2 ** ((tile_elements(device).bit_length() - 1) // 2)
     return min(chunk_size or side, queries), min(side, gallery)
 
@@ -267,7 +265,6 @@ def _kept_if_few(vectors: UnitVectors) -> UnitVectors:
 
 
 def _excluded_other_labels(levels: Sequence[Relevance]) -> tuple[Integers, Integers]:
-    """The excluded pairs whose labels differ at some level, ascending by query."""
     pairs = np.concatenate([np.stack(relevance.excluded_other_labels()) for relevance in levels], axis=1)
     queries, rows = pairs[:, np.argsort(pairs[0], kind="stable")]
     return queries, rows

@@ -28,7 +28,7 @@ class LabelPairs(NamedTuple):
 
 
 class ExcludedPairs(NamedTuple):
-    """What is excluded from the rankings of queries: themselves, and positives of the same group.
+    """The exclusions from the rankings of queries: themselves, and positives of the same group.
 
     Attributes:
         exclude_self: int64 [q], the gallery row that is the query itself, -1 for none.
@@ -57,7 +57,7 @@ class Relevance:
         exclude_self: int64 [q], the gallery row that is the query itself, -1 for none. None: no query is in it.
         query_groups: int64 [q], -1 for no group. None: there are no groups.
         gallery_groups: int64 [g], -1 for no group.
-        exclusions: the relevance that says what is excluded, in place of `exclude_self` and the groups. Coarse labels
+        exclusions: the relevance whose exclusions are used, in place of `exclude_self` and the groups. Coarse labels
             define other positives in the same rankings.
 
     Attributes:
@@ -144,7 +144,7 @@ class Relevance:
 
     @property
     def _excluded_pairs(self) -> ExcludedPairs:
-        """What :meth:`is_excluded` reads, for compiled kernels."""
+        """The arrays behind :meth:`is_excluded`, for compiled kernels."""
         of = self._exclusions
         return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)
 
@@ -161,7 +161,7 @@ class Relevance:
         return queries[order], rows[order]
 
     def _same_group_other_labels(self) -> tuple[Integers, Integers]:
-        """Same-group positives of the relevance that says what is excluded, whose labels differ in this one."""
+        """Same-group positives in the relevance of the exclusions whose labels differ here."""
         of, queries, rows = self._exclusions, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for query in np.flatnonzero((self.label_counts() > 0) & (of._query_groups >= 0)):
             excluded = of.excluded(int(query))
@@ -170,7 +170,7 @@ class Relevance:
         return np.concatenate(queries), np.concatenate(rows)
 
     def _contains_finer_labels(self) -> bool:
-        """Whether rows that share a label in the relevance that says what is excluded share one in this one too."""
+        """Whether rows with equal labels in the relevance of the exclusions have equal labels here."""
         of = self._exclusions
         fine, coarse = of.gallery_labels[of.rows_by_label], self.gallery_labels[of.rows_by_label]
         queries = np.flatnonzero(of.label_counts() > 0)

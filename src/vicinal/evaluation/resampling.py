@@ -1,4 +1,4 @@
-"""What is resampled for confidence intervals and p-values.
+"""The units that are resampled for confidence intervals and p-values.
 
 A metric is a mean over queries, and queries of one class are alike. Where the question is how a model performs on
 classes it has never seen, the classes of the test set are the sample, and resampling single queries gives intervals
@@ -63,11 +63,7 @@ class Resampling:
 
 
 def check_confidence_level(confidence_level: float) -> None:
-    """Check that a confidence level is a number between 0 and 1.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that a confidence level is a number between 0 and 1."""
     if not (is_number(confidence_level) and 0 < confidence_level < 1):
         raise InputError(f"confidence_level = {confidence_level!r} is invalid; use one between 0 and 1, such as 0.95")
 
@@ -110,9 +106,6 @@ def unit_totals(scores: Doubles, evaluation: Evaluation, table: Table | None, re
         evaluation: whose queries these are.
         table: what was evaluated; it may be None when resampling queries.
         resample_by: `classes` or `queries`.
-
-    Raises:
-        InputError: another table, no labels, or fewer than two units with a score.
     """
     units = _units(evaluation, table, resample_by)
     is_scored = ~np.isnan(scores)
@@ -126,7 +119,6 @@ def unit_totals(scores: Doubles, evaluation: Evaluation, table: Table | None, re
 
 
 def _units(evaluation: Evaluation, table: Table | None, resample_by: ResampleBy) -> Integers:
-    """The unit that each query belongs to, int64 [queries]."""
     rows = evaluation.query_indices
     if table is not None and len(rows) and rows.max() >= len(table):
         raise InputError(f"a query is row {rows.max()}, but the table has {len(table)} rows; give the one evaluated")

@@ -211,7 +211,6 @@ def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> p
 
 
 def _groups(evaluation: Evaluation, table: Table, column: str) -> pd.Series:
-    """The group of each query."""
     if column not in table.frame:
         raise InputError(f"the table has no column {column!r}; its columns are {', '.join(table.frame.columns)}")
     rows = evaluation.query_indices

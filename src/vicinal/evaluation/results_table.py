@@ -64,11 +64,11 @@ class ResultsTable:
 
     Attributes:
         frame: the data frame.
-        confidence_level: the confidence level of all intervals; None: there are no intervals.
-        resample_by: what the intervals resample, `classes` or `queries`; None: nothing was resampled.
+        confidence_level: the confidence level of all intervals; None: without intervals.
+        resample_by: the resampled units, `classes` or `queries`; None: without resampling.
         baseline: the model that differences refer to; None: each difference refers to the plain stage of its own model.
-        costs: what the models cost, one row per model, as :func:`~vicinal.evaluation.cost_frame` returns
-            it; None: that is not known.
+        costs: the costs of the models, one row per model, as :func:`~vicinal.evaluation.cost_frame` returns
+            it; None: unknown.
 
     Example:
         >>> import numpy as np
@@ -203,24 +203,6 @@ def results_text(results: ResultsTable) -> str:
     Two models that are compared, and the stages of one model, stand side by side. With more models, or if it is known
     what they cost, each metric has a row per model. Models that are not compared follow each other, after what they
     cost. Of runs that are averaged only the mean is shown.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> from vicinal.data.table import Table
-        >>> from vicinal.evaluation import compare_models, evaluate
-        >>> table = Table(pd.DataFrame({"label": ["cat", "dog", "cat", "dog"]}))
-        >>> good, bad = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9]]), np.eye(4)
-        >>> evaluations = {"old": evaluate(bad, table, [1]), "new": evaluate(good, table, [1])}
-        >>> print(results_text(compare_models(evaluations, table)))
-        leave-one-out: 4 queries, 4 gallery images
-        old: 4 positives tied with other images
-        95 % confidence intervals in brackets, from resampled classes
-        differences to old in percentage points
-                      old                       new                         difference
-        recall@1       25.00 % [0.00, 50.00]    100.00 % [100.00, 100.00]   +75.00 [+50.00, +100.00] p 0.5
-        mAP@R          25.00 % [0.00, 50.00]    100.00 % [100.00, 100.00]   +75.00 [+50.00, +100.00] p 0.5
-        R-precision    25.00 % [0.00, 50.00]    100.00 % [100.00, 100.00]   +75.00 [+50.00, +100.00] p 0.5
-        mAP            58.33 % [41.67, 75.00]   100.00 % [100.00, 100.00]   +41.67 [+25.00, +58.33] p 0.5
     """
     frame, models = results.frame, results.models
     is_mean = frame["model"].isna()
@@ -235,12 +217,7 @@ def results_text(results: ResultsTable) -> str:
 
 
 def headline(protocol: str, num_queries: int, num_gallery: int, num_without_positive: int, num_ties: int = 0) -> str:
-    """The protocol and the numbers of images of an evaluation, and what may make its metrics misleading.
-
-    Example:
-        >>> headline("leave-one-out", 1000, 1000, num_without_positive=3)
-        'leave-one-out: 1,000 queries, 1,000 gallery images (3 queries without a positive left out)'
-    """
+    """The protocol and the numbers of images of an evaluation, and what may make its metrics misleading."""
     line = f"{protocol}: {num_queries:,} queries, {num_gallery:,} gallery images"
     if num_without_positive:
         line += f" ({num_without_positive:,} queries without a positive left out)"
@@ -250,17 +227,12 @@ def headline(protocol: str, num_queries: int, num_gallery: int, num_without_posi
 
 
 def has_many_ties(num_ties: int, num_queries: int) -> bool:
-    """Whether more positives are tied than happens by chance, with the precision of float32.
-
-    Example:
-        >>> has_many_ties(10, num_queries=1000), has_many_ties(11, num_queries=1000)
-        (False, True)
-    """
+    """Whether more positives are tied than happens by chance, with the precision of float32."""
     return 100 * num_ties > num_queries
 
 
 def _table_of_models(results: ResultsTable) -> str:
-    """What models cost, then the metrics of compared models, each with one row per model."""
+    """The costs of the models, then the metrics of compared models, each with one row per model."""
     columns = {model: results.overall(model) for model in results.models}
     cells = {
         metric: [
@@ -280,7 +252,6 @@ def _costs(results: ResultsTable) -> list[str]:
 
 
 def _block(results: ResultsTable, frame: pd.DataFrame) -> str:
-    """Evaluations side by side, under what they have in common."""
     overall = frame[frame["group"].isna()]
     by = ["model"] if overall["model"].nunique() > 1 else ["stage"]
     columns = {str(name): rows.set_index(full_names(rows)) for (name,), rows in overall.groupby(by, sort=False)}
@@ -296,7 +267,7 @@ def _block(results: ResultsTable, frame: pd.DataFrame) -> str:
 
 
 def _head(results: ResultsTable, columns: dict[str, pd.DataFrame]) -> list[str]:
-    """What applies to all columns, and what is special about some."""
+    """Protocol, numbers of images and remarks, above the metrics."""
     rows, first = pd.concat(columns), _first_row(next(iter(columns.values())))
     intervals = f"{100 * (results.confidence_level or 0):g} % confidence intervals"
     with_method = rows.dropna(subset="method").drop_duplicates(["stage", "method"])

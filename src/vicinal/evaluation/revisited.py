@@ -167,10 +167,6 @@ def trapezoidal_precision(positions: Integers) -> float:
 
     Args:
         positions: int64 [positives], counted from 0, ascending.
-
-    Example:
-        >>> trapezoidal_precision(np.array([0, 2]))  # ((1 + 1) / 2 + (1/2 + 2/3) / 2) / 2
-        0.7916666666666666
     """
     found = np.arange(len(positions))
     before = np.where(positions == 0, 1.0, found / np.maximum(positions, 1))
@@ -179,12 +175,7 @@ def trapezoidal_precision(positions: Integers) -> float:
 
 
 def precision_at_k(positions: Integers, k: int) -> float:
-    """The fraction of positives among the first k, or up to the last positive if it comes earlier.
-
-    Example:
-        >>> precision_at_k(np.array([0, 2]), 2), precision_at_k(np.array([0, 2]), 10)
-        (0.5, 0.6666666666666666)
-    """
+    """The fraction of positives among the first k, or up to the last positive if it comes earlier."""
     k = min(int(positions.max()) + 1, k)
     return float((positions < k).sum() / k)
 
@@ -281,7 +272,6 @@ def _evaluation(
 
 
 def _joined(ground_truth: GroundTruth, lists: tuple[str, ...]) -> list[Integers]:
-    """The images of some of the lists, for every query."""
     return [np.concatenate(each) for each in zip(*(getattr(ground_truth, name) for name in lists), strict=True)]
 
 

@@ -30,11 +30,7 @@ MIN_RATE = 1e-12  # at which no score is accepted
 
 
 def check_rate(name: str, rate: object) -> None:
-    """Check that a rate is a number between 0 and 1.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that a rate is a number between 0 and 1."""
     if not (is_number(rate) and 0 < rate < 1):
         raise InputError(f"{name} = {shown(rate)} is invalid; use one between 0 and 1, such as 0.01")
 
@@ -55,18 +51,10 @@ def threshold_at(scores: Floats, rate: float) -> float:
     Args:
         scores: float32 [n], of what should be refused.
         rate: between 0 and 1.
-
-    Raises:
-        InputError: there are no scores, or the rate is invalid.
-
-    Example:
-        >>> scores = np.array([0.5, 0.25, 0.0, -0.25], np.float32)
-        >>> 0.25 < threshold_at(scores, 0.25) < 0.2501, 0.5 < threshold_at(scores, 0.2) < 0.5001
-        (True, True)
     """
     check_rate("rate", rate)
     if not len(scores):
-        raise InputError("there is no score that should be refused; a threshold needs at least one")
+        raise InputError("a threshold needs at least one score that should be refused")
     descending = np.sort(scores)[::-1]
     return just_above(descending[num_allowed(len(scores), rate)])
 
@@ -112,25 +100,13 @@ def rate_bound(rate: float, num_classes: float, confidence_level: float = 0.95) 
         rate: from 0 to 1.
         num_classes: the number of independent classes, see :func:`effective_classes`.
         confidence_level: between 0 and 1.
-
-    Example:
-        >>> round(rate_bound(0.01, 20), 3), round(rate_bound(0.01, 300), 3)
-        (0.173, 0.031)
     """
     limit = _divergence_limit(num_classes, confidence_level)
     return _bisect(lambda bound: _divergence(rate, bound) <= limit, rate, 1.0)[1]
 
 
 def rate_for_bound(bound: float, num_classes: float, confidence_level: float = 0.95) -> float:
-    """The highest rate whose :func:`rate_bound` is not above `bound`.
-
-    Raises:
-        InputError: there is none, as the classes are too few; the message says how many are needed.
-
-    Example:
-        >>> round(rate_for_bound(0.05, 300), 4)
-        0.0224
-    """
+    """The highest rate whose :func:`rate_bound` is not above `bound`."""
     limit = _divergence_limit(num_classes, confidence_level)
     if _divergence(0.0, bound) < limit:
         raise InputError(
@@ -142,12 +118,7 @@ def rate_for_bound(bound: float, num_classes: float, confidence_level: float = 0
 
 
 def classes_needed(bound: float, confidence_level: float = 0.95) -> int:
-    """The least number of classes, none of whose scores are accepted, for which :func:`rate_bound` is `bound`.
-
-    Example:
-        >>> classes_needed(0.01)
-        299
-    """
+    """The least number of classes, none of whose scores are accepted, for which :func:`rate_bound` is `bound`."""
     return math.ceil(math.log(1 - confidence_level) / math.log(1 - bound))
 
 

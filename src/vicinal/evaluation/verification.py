@@ -70,7 +70,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
     num_same, num_different = int(upper[1].sum()), int(upper[0].sum())
     if not (num_same and num_different):
         kind = "of different classes" if num_same else "of the same class"
-        raise InputError(f"there is no pair of images {kind}; verification needs both")
+        raise InputError(f"the table has no pair of images {kind}; verification needs both")
     ranks = [num_allowed(num_different, rate) for rate in false_accept_rates]
     codes = [_code_of_rank(upper[0], rank) for rank in ranks]
     lower = {code: np.zeros((2, NUM_CODES), np.int64) for code in codes}
@@ -91,7 +91,6 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
 
 
 def _tiles(embeddings: Array, table: Table) -> Callable[[], Tiles]:
-    """A function that goes over all pairs, block by block: their similarities, and whether they are of one class."""
     query_rows, gallery_rows = query_gallery_rows(table)
     is_symmetric = not table.has("is_query")
     queries, gallery = (UnitVectors(embeddings, "embedding", rows) for rows in (query_rows, gallery_rows))
@@ -129,7 +128,6 @@ def _keys(scores: Floats) -> Keys:
 
 
 def _score(key: int) -> np.float32:
-    """The score of a key."""
     bits = key & 0x7FFFFFFF if key >> 31 else 0xFFFFFFFF - key
     return np.uint32(bits).view(np.float32)
 
@@ -150,7 +148,7 @@ NUM_FOLDS = 10
 
 @dataclass(frozen=True)
 class PairsEvaluation:
-    """How well pairs of the same class are told from pairs of different ones.
+    """The error rates of telling pairs of the same class from pairs of different ones.
 
     Attributes:
         accuracy: the mean over the folds.
@@ -229,7 +227,7 @@ def evaluate_pairs(
     for fold in np.unique(folds):
         is_here = folds == fold
         if len(np.unique(is_same[~is_here])) < 2:
-            raise InputError(f"outside of fold {fold} are no pairs of both kinds; use two folds or more with both")
+            raise InputError(f"outside of fold {fold} one kind of pairs is missing; use two folds or more with both")
         threshold = most_accurate_threshold(scores[~is_here], is_same[~is_here])
         accuracy = float(((scores[is_here] >= threshold) == is_same[is_here]).mean())
         results.append((fold, accuracy, threshold, int(is_here.sum())))
@@ -247,12 +245,7 @@ def evaluate_pairs(
 
 
 def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
-    """The threshold at which most pairs are told right, halfway between two scores; of several, the lowest.
-
-    Example:
-        >>> most_accurate_threshold(np.array([0.25, 0.75, 0.5], np.float32), np.array([False, True, False]))
-        0.625
-    """
+    """The threshold at which most pairs are told right, halfway between two scores; of several, the lowest."""
     values, codes = np.unique(scores, return_inverse=True)
     change = np.bincount(codes, weights=np.where(is_same, -1.0, 1.0))  # of the number right, when a score is refused
     num_right: Doubles = np.concatenate([[0.0], np.cumsum(change)])
@@ -261,17 +254,12 @@ def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
     return float((ends[best] + ends[best + 1]) / 2)
 
 
-def default_folds(is_same: Booleans, num_folds: int = NUM_FOLDS) -> Integers:
-    """The fold of each pair: pairs of one kind in their order are divided into parts of equal size.
-
-    Example:
-        >>> default_folds(np.array([True, True, False, False]), num_folds=2).tolist()
-        [0, 1, 0, 1]
-    """
+def default_folds(is_same: Booleans) -> Integers:
+    """The fold of each pair: pairs of one kind in their order are divided into parts of equal size."""
     folds = np.empty(len(is_same), np.int64)
     for kind in (True, False):
         rows = np.flatnonzero(is_same == kind)
-        folds[rows] = np.arange(len(rows)) * num_folds // max(len(rows), 1)
+        folds[rows] = np.arange(len(rows)) * NUM_FOLDS // max(len(rows), 1)
     return folds
 
 

@@ -125,8 +125,15 @@ class ExportedEmbedder:
         yield self.embed_batch
 
     def embed_batch(self, images: Tensor) -> Floats:
-        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it."""
-        return self.engine.run(images.numpy().round().astype(np.uint8))
+        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it.
+
+        Raises:
+            InputError: The exported model fails, or gives something else than unit vectors.
+        """
+        try:
+            return self.engine.run(images.numpy().round().astype(np.uint8))
+        except ValueError as error:
+            raise InputError(one_line(error)) from error
 
 
 if TYPE_CHECKING:

@@ -220,7 +220,8 @@ def _compare(
     """Compare the exported model with the embedder."""
     settings = graph.settings
     engine = open_exported(path, **runtime_options(settings.format, torch.get_num_threads()))
-    parity.check_shapes(graph, engine.infer, _sizes(graph))
+    if not np.isfinite(parity.check_shapes(graph, engine.infer, _sizes(graph))):
+        raise InputError(f"the export gives vectors that are not finite in {settings.precision}; use fp32")
     shape = (parity.SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
     pixels = np.random.default_rng(settings.seed).integers(0, 256, shape, dtype=np.uint8)
     tensors = (torch.from_numpy(pixels) - graph.mean) / graph.std

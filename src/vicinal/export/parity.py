@@ -230,7 +230,7 @@ def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: S
                 raise InputError(f"the export fails for {shape} ({one_line(error, 200)})") from error
             if found.shape != expected.shape:
                 raise InputError(f"the export gives {list(found.shape)} for {number} images; nothing was written")
-            largest = max(largest, float(np.abs(found - expected).max()))
+            largest = float(np.maximum(largest, np.abs(found - expected).max()))  # NaN, if there is one
     return largest
 
 

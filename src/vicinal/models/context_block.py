@@ -21,11 +21,7 @@ MAX_RATIO = 64  # of widths to the dimension
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """The sizes and the initialization of a block; the fields are arguments of :class:`~vicinal.models.ContextRefiner`.
-
-    Raises:
-        InputError: An argument is invalid.
-    """
+    """Sizes and initialization of a block; the fields are arguments of :class:`~vicinal.models.ContextRefiner`."""
 
     dim: int
     num_heads: int

@@ -44,11 +44,7 @@ def is_downloaded(name: str) -> bool:
 
 
 def packaged_weights(name: str) -> Path | None:
-    """The file of a backbone's published weights in the package that has them; None if no package has.
-
-    Raises:
-        InputError: The package is not installed.
-    """
+    """The file of a backbone's published weights in the package that has them; None if no package has."""
     package = _package(name)
     if package is None:
         return None
@@ -65,9 +61,6 @@ def announce_download(name: str) -> None:
 
     Args:
         name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-
-    Raises:
-        DownloadError: There is no network, or it must not be used (``HF_HUB_OFFLINE=1``).
     """
     url = published_url(name)
     if url is not None:
@@ -83,11 +76,7 @@ def announce_download(name: str) -> None:
 
 
 def announce_url(url: str) -> None:
-    """Say that a file is downloaded, and its size, unless it is in the cache of torch.hub.
-
-    Raises:
-        DownloadError: The server does not answer, or there is no such file.
-    """
+    """Say that a file is downloaded, and its size, unless it is in the cache of torch.hub."""
     if _file_of(url).is_file():
         return
     try:
@@ -123,7 +112,6 @@ def published_url(name: str) -> str | None:
 
 
 def _package(name: str) -> str | None:
-    """The package that has a backbone's published weights; None if they are downloaded."""
     return INITIALIZATIONS[name].package if name in INITIALIZATIONS else None
 
 
@@ -141,11 +129,7 @@ def _hub_files(name: str) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _hub_size(name: str) -> int | None:
-    """The size in bytes of a backbone's weights on the Hub; None if it does not say.
-
-    Raises:
-        InputError: The Hub does not answer, or must not be asked.
-    """
+    """The size in bytes of a backbone's weights on the Hub; None if it does not say."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -169,12 +153,10 @@ def _url_size(url: str) -> int | None:
 
 
 def _file_of(url: str) -> Path:
-    """The file in the cache of torch.hub that an address is downloaded to."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
 
 
 def _cache() -> Path:
-    """The cache of the Hub."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

@@ -40,7 +40,7 @@ from vicinal.models.initialization_table import timm_name
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
 from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
 from vicinal.models.model_card import IMPORT
-from vicinal.models.model_format import EMBEDDER
+from vicinal.models.model_folder import EMBEDDER
 from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
 from vicinal.utils.arrays import Floats
@@ -427,9 +427,6 @@ class Embedder(SavedModel):
             from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
 
             return ModuleEmbedder.from_imported(config, transform, allow_imports)
-        name = config["backbone"]
-        if timm_name(name) != name:  # efficientnet_lite0 of timm was saved before `INITIALIZATIONS` had that name
-            raise InputError(f"backbone: {name} is {timm_name(name)} or timm's own network; name that with its tag")
         arguments = {key: value for key, value in config.items() if key not in ("recipe", "metrics")}
         return cls(**{**arguments, "transform": transform, "pretrained": False})
 

@@ -21,24 +21,14 @@ DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "
 
 
 def used_precision(precision: Precision, device: torch.device | str) -> UsedPrecision:
-    """What a precision stands for on a device: auto is bf16 on a GPU that computes in bfloat16, else 32.
-
-    Example:
-        >>> used_precision("auto", "cpu"), used_precision("16", "cpu")
-        ('32', '16')
-    """
+    """The precision on a device: auto is bf16 on a GPU that computes in bfloat16, else 32."""
     if precision != "auto":
         return precision
     return "bf16" if torch.device(device).type == "cuda" and gpu_has_bfloat16() else "32"
 
 
 def gpu_has_bfloat16() -> bool:
-    """Whether this machine has a GPU that computes in bfloat16, and does not emulate it.
-
-    Example:
-        >>> gpu_has_bfloat16() and not torch.cuda.is_available()
-        False
-    """
+    """Whether this machine has a GPU that computes in bfloat16, and does not emulate it."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -55,9 +45,6 @@ def autocast_to(precision: UsedPrecision, device: torch.device) -> torch.autocas
 
 def check_device(device: object) -> None:
     """Check that a device exists and can compute.
-
-    Raises:
-        InputError: it is unknown, this machine has none or PyTorch does not support it, or it is the device meta.
 
     Example:
         >>> check_device("cpu")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vicinal.data.whitening_files import read_whitening
 from vicinal.models.execution import unit_vectors
-from vicinal.models.model_format import MAX_DIM
+from vicinal.models.model_folder import MAX_DIM
 from vicinal.similarity.embeddings import at_least_float32
 from vicinal.utils.arguments import check_positive_integer, given, is_number, shown
 from vicinal.utils.arrays import Floats
@@ -82,11 +82,7 @@ def _build_norm(norm: NormName, num_features: int) -> nn.Module:
 
 @torch.no_grad()
 def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
-    """Set a linear layer to the map of a whitening, ``(x - mean) @ components.T / sqrt(explained_variance)``.
-
-    Raises:
-        InputError: The file cannot be read, or the whitening is of other dimensions than the layer.
-    """
+    """Set a linear layer to the map of a whitening, ``(x - mean) @ components.T / sqrt(explained_variance)``."""
     try:
         arrays = {name: torch.from_numpy(array) for name, array in read_whitening(path).items()}
     except InputError as error:
@@ -119,12 +115,6 @@ def set_to_attenuated_whitening(linear: nn.Linear, features: Tensor) -> None:
     Args:
         linear: The layer.
         features: Inputs of the layer, [n, in_features].
-
-    Example:
-        >>> linear, features = nn.Linear(2, 2), torch.tensor([[9.0, 1.0], [9.0, -1.0], [-9.0, 1.0], [-9.0, -1.0]])
-        >>> set_to_attenuated_whitening(linear, features)
-        >>> linear(features)[0].detach().abs()
-        tensor([7.4329, 1.1741])
     """
     mean = features.double().mean(dim=0)
     centered = features.double() - mean
@@ -146,13 +136,6 @@ def shortened(vectors: Floats, dim: int | None) -> Floats:
 
     Returns:
         float32 [n, dim].
-
-    Raises:
-        InputError: `dim` is below 1, or above d.
-
-    Example:
-        >>> shortened(np.array([[0.36, 0.48, 0.8]], np.float32), 2).round(4)
-        array([[0.6, 0.8]], dtype=float32)
     """
     if dim is None:
         return vectors

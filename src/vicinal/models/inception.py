@@ -44,7 +44,7 @@ GOOGLENET_LAYERS = (
 
 
 class InceptionNetwork(nn.Module):
-    """What timm expects of a model: features, pooling, classifier; subclasses define the features.
+    """The interface of models of timm: features, pooling, classifier; subclasses define the features.
 
     Args:
         num_classes: Outputs of the classifier; 0: none.
@@ -188,7 +188,6 @@ def checkpoint_filter_fn(state: dict[str, Tensor], model: nn.Module) -> dict[str
 
 
 def _from_caffe(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """The name and value here of a tensor of BN-Inception converted from Caffe."""
     if name == CAFFE_FIRST_CONV:
         tensor = tensor.flip(1)  # BGR -> RGB
     layer, _, kind = re.sub(r"^(inception_\d[a-e])_", r"\1/", name).rpartition(".")

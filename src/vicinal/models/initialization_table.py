@@ -211,12 +211,6 @@ def projection_dim(name: str, published: bool = False) -> int | None:
         name: A backbone, as for :func:`~vicinal.models.create_backbone`.
         published: Whether the weights are those published under that name, which may have been fine-tuned and then have
             a classifier in place of the projection; else those of a file.
-
-    Example:
-        >>> projection_dim("vit_b16_clip_400m"), projection_dim("vit_base_patch16_siglip_224.v2_webli")
-        (512, None)
-        >>> projection_dim("vit_base_patch16_clip_224.openai_ft_in1k") is None
-        True
     """
     architecture, _, tag = timm_name(name).partition(".")
     if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):

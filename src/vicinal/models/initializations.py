@@ -18,9 +18,9 @@ from torch import nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
+from vicinal.models.backbones import check_network_memory
 from vicinal.models.downloads import announce_download, download_error, packaged_weights, published_url
 from vicinal.models.initialization_table import INITIALIZATIONS, projection_dim, timm_name
-from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
@@ -130,9 +130,6 @@ def _published_file(name: str) -> Path | str | None:
 def check_backbone_name(name: str) -> None:
     """Check that a name is that of a backbone.
 
-    Raises:
-        InputError: The model or its tag is unknown; the message names similar ones.
-
     Example:
         >>> check_backbone_name("resnet50")
         >>> check_backbone_name("resnet5O")
@@ -154,9 +151,6 @@ def check_backbone_name(name: str) -> None:
 
 def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
     """Check that more arguments of a backbone are plain values, none of which makes timm read files or the network.
-
-    Raises:
-        InputError: a value is not plain, as :func:`vicinal.utils.arguments.check_plain_values` says, or is reserved.
 
     Example:
         >>> check_backbone_args({"checkpoint_path": "weights.pth"})
@@ -197,9 +191,6 @@ def default_transform(name: str) -> ImageTransform:
 
 def chosen_transform(transform: object, name: str) -> ImageTransform:
     """The transform that was given, or that of a backbone's weights; a mapping changes some of the latter's settings.
-
-    Raises:
-        InputError: It is something else, or a setting is unknown or impossible.
 
     Example:
         >>> chosen_transform({"size": 64}, "resnet50").size, chosen_transform(None, "resnet50").size
@@ -252,8 +243,6 @@ def _check_size(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that a network is not too large, unless it is being built on the meta device anyway."""
     if torch.get_default_device().type == "meta":
         return
-    what = f"backbone {name} with these arguments and this image size"
-    with torch.random.fork_rng(devices=[]), torch.device("meta"), limited_build(what):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = timm.create_model(name, pretrained=False, **arguments)
-    check_buffers(what, network)
-    check_network_memory(what, network)
+    check_network_memory(f"backbone {name} with these arguments and this image size", network)

@@ -59,14 +59,6 @@ def image_batches(
     Returns:
         The batches, [b, C, H, W], and their number: uint8 pixels, which the embedder normalizes on its device; of
         transformed images, float.
-
-    Raises:
-        InputError: `source` is none of these, or its images do not fit `transform`.
-
-    Example:
-        >>> batches, num_batches = image_batches([Image.new("L", (9, 9))] * 3, ImageTransform(size=8), batch_size=2)
-        >>> num_batches, [images.shape[0] for images in batches]
-        (2, [2, 1])
     """
     _check_counts(batch_size, num_workers)
     given: Any = source
@@ -113,9 +105,6 @@ def embed_images(
 
     Returns:
         float32 [n, dim], in the order of `source`.
-
-    Raises:
-        InputError: As :func:`image_batches`, or an image cannot be read.
     """
     if not _is_read(source):
         batches, total = image_batches(source, transform, batch_size)

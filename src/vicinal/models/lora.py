@@ -87,11 +87,7 @@ def default_targets(embedder: Embedder) -> list[str]:
 
 
 def find_targets(embedder: Embedder, targets: Sequence[str]) -> list[str]:
-    """The names of the layers that have one of these names, or end with it.
-
-    Raises:
-        InputError: a target names no layer, or one that can have no adapter.
-    """
+    """The names of the layers that have one of these names, or end with it."""
     if not targets or isinstance(targets, str):
         raise InputError(f"LoRA: targets is {shown(targets)}; it must be a list of names of layers, such as [attn.qkv]")
     layers, called, backbone = _layers(embedder), _called(embedder), embedder.config["backbone"]
@@ -121,12 +117,10 @@ def merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _adapted(model: nn.Module) -> Iterable[tuple[str, Any]]:
-    """The layers with adapters, without importing peft where there are none."""
     return ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "get_delta_weight"))
 
 
 def _layers(embedder: Embedder) -> dict[str, nn.Module]:
-    """All linear and convolutional layers of the backbone, by name."""
     modules = embedder.backbone.named_modules()
     return {name: module for name, module in modules if isinstance(module, (nn.Linear, nn.Conv2d))}
 

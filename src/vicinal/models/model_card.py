@@ -13,7 +13,7 @@ IMPORT = "import:"
 """Before the import path of a module of the user in the place of a backbone's name."""
 
 FOLDER = "path/to/this/folder"
-"""What the examples on a card load; where the model is, is not known when it is saved."""
+"""The path in the examples on a card; the place of the model is not known when it is saved."""
 
 EMBEDDER_TEXT = """
 # {name}
@@ -85,7 +85,6 @@ refined = refine(refiner, vectors)  # embeddings of that model, [n, {dim}]
 
 
 def _made(config: Mapping[str, Any]) -> str:
-    """What the model is, and whether it was trained."""
     dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
     if config["recipe"]:
         return TRAINED.format(dimensions=dimensions)
@@ -126,7 +125,7 @@ def embedder_card(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _data_text(recipe: Mapping[str, Any]) -> str:
-    """What the model was trained on, by its recipe, which anyone may have written."""
+    """The training data by the recipe, which anyone may have written."""
     data = recipe.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
     if not isinstance(source, str):
@@ -135,7 +134,6 @@ def _data_text(recipe: Mapping[str, Any]) -> str:
 
 
 def _license_text(config: Mapping[str, Any]) -> str:
-    """What is known of the license of the weights that the training started from."""
     if config["backbone"].startswith(IMPORT):
         return "The license of its backbone is not recorded."
     if _is_pretrained(config) is False:

@@ -1,10 +1,11 @@
-"""The folder of a saved model: `model.safetensors`, `config.json`, `README.md`. Its content is not trusted."""
+"""The folder of a saved model: `model.safetensors`, `config.json` in one of two formats, `README.md`; not trusted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,91 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vicinal.models.model_format import FORMATS, ModelFormat
+from vicinal.models.model_card import embedder_card, refiner_card
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import replace_folder, write_bytes
+
+# Limits of the numbers in a configuration: building a network of a billion layers would take hours before it failed.
+MAX_NUMBER = 16_384
+MAX_DIM = 65_536
+MAX_DEPTH = 1_000
+
+COMMON_TYPES: dict[str, tuple[type, ...]] = {"recipe": (dict,), "metrics": (dict,)}
+
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """A kind of saved model.
+
+    Args:
+        name: The value of `format` in the configuration.
+        noun: The kind of model in messages.
+        usage: How to use such a model, for messages where another kind was expected.
+        types: The types of each value of the configuration; messages name the first one.
+        limits: The largest absolute value of a number, also inside lists and mappings, for some keys.
+        card: A function that creates the model card from the name of the model and its configuration.
+    """
+
+    name: str
+    noun: str
+    usage: str
+    types: Mapping[str, tuple[type, ...]]
+    limits: Mapping[str, int]
+    card: Callable[[str, Mapping[str, Any]], str]
+
+
+EMBEDDER = ModelFormat(
+    name="vicinal-embedder",
+    noun="an embedder",
+    usage="give it with --model, or load it with Embedder.from_pretrained",
+    types={
+        "backbone": (str,),
+        "backbone_args": (dict,),
+        "pooling": (str,),
+        "p": (int, float),
+        "learned_p": (bool,),
+        "norm": (str,),
+        "hidden": (int, type(None)),
+        "dim": (int, type(None)),
+        "dropout": (int, float),
+        "projector": (int, type(None)),
+        "freeze_batch_norm": (str,),
+        "transform": (dict,),
+        **COMMON_TYPES,
+    },
+    limits={"backbone_args": MAX_NUMBER, "transform": MAX_NUMBER},
+    card=embedder_card,
+)
+
+REFINER = ModelFormat(
+    name="vicinal-refiner",
+    noun="a context refiner",
+    usage="give it with --refiner, or load it with ContextRefiner.from_pretrained",
+    types={
+        "dim": (int,),
+        "depth": (int,),
+        "num_heads": (int,),
+        "neighbors": (int,),
+        "dropout": (int, float),
+        "context": (str,),
+        "attention_start": (str,),
+        "temperature": (float, int),
+        "learn_temperature": (bool,),
+        "null_similarity": (float, int, type(None)),
+        "residual_gate": (bool,),
+        "inner_ratio": (float, int),
+        "mlp_ratio": (float, int),
+        "tie_weights": (bool,),
+        "min_similarity": (float, int, type(None)),
+        "model_fingerprint": (str, type(None)),
+        **COMMON_TYPES,
+    },
+    limits={"dim": MAX_DIM, "depth": MAX_DEPTH, "num_heads": MAX_NUMBER, "neighbors": MAX_NUMBER},
+    card=refiner_card,
+)
+
+FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINER)}
+
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -38,10 +121,6 @@ def write(
         model_format: The kind of model.
         config: The configuration, JSON values with the keys of the format.
         tensors: Weights and buffers by name.
-
-    Raises:
-        InputError: The folder holds other files, or the configuration is not JSON or exceeds a limit.
-        OSError: The folder cannot be written, such as on a full disk; it is unchanged then.
     """
     folder = Path(folder)
     _check_replaceable(folder, model_format)
@@ -65,11 +144,7 @@ IN_RUNS = ("model", "refiner")  # the folders of models in the folders of runs
 
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a saved model, that of a run, or one downloaded from the Hugging Face hub by its name there.
-
-    Raises:
-        InputError: There is no such folder or model.
-    """
+    """The local folder of a saved model, also of a run, or one downloaded by its name on the Hugging Face hub."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         of_run = (folder / name for name in IN_RUNS if (folder / name / CONFIG).is_file())
@@ -77,7 +152,7 @@ def find_folder(source: str | Path, revision: str | None = None) -> Path:
     if folder.exists():
         raise InputError(f"model: {source} is a file; give the folder that holds {CONFIG} and {WEIGHTS}")
     if isinstance(source, Path) or source.count("/") != 1:
-        raise InputError(f"model: there is no folder {source}")
+        raise InputError(f"model: no such folder {source}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -87,11 +162,7 @@ def find_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def read_config(folder: Path, model_format: ModelFormat) -> dict[str, Any]:
-    """Read the configuration of a saved model, without `format` and `version`, and check its keys, types and limits.
-
-    Raises:
-        InputError: It is missing, not JSON, of another format or version, or a key is missing, unknown or invalid.
-    """
+    """Read the configuration of a saved model, without `format` and `version`, and check its keys, types and limits."""
     path = folder / CONFIG
     if not path.is_file():
         raise InputError(f"model: {folder} has no {CONFIG}; is it the folder of a saved Vicinal model?")
@@ -117,21 +188,10 @@ def _read_json(path: Path) -> Any:
 
 
 def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
-    """Remove `format` from a configuration and return the format of that name, which may not be the expected one."""
     name = config.pop("format", None) if isinstance(config, dict) else None
     if not isinstance(name, str) or name not in FORMATS:
         raise InputError(f'{path}: not the config of a Vicinal model ("format" is not "{expected.name}")')
     return FORMATS[name]
-
-
-def count_tensors(folder: Path) -> int:
-    """The number of tensors of a saved model, from the header of its weights.
-
-    Raises:
-        InputError: The file is missing or truncated.
-    """
-    with _open_weights(folder) as file:
-        return len(file.keys())
 
 
 def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
@@ -142,9 +202,6 @@ def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
     Args:
         folder: The folder of the model.
         expected: The tensors that the configuration requires; meta tensors suffice.
-
-    Raises:
-        InputError: The file is missing, truncated, or holds other tensors.
     """
     path = folder / WEIGHTS
     with _open_weights(folder) as file:

@@ -16,7 +16,7 @@ from vicinal.models.embedder import Embedder
 from vicinal.models.execution import eval_mode
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
-from vicinal.models.model_format import EMBEDDER, MAX_DIM
+from vicinal.models.model_folder import EMBEDDER, MAX_DIM
 from vicinal.models.saving import SavedModel
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
@@ -77,11 +77,7 @@ class ModuleEmbedder(Embedder):
     def from_imported(
         cls, config: Mapping[str, Any], transform: ImageTransform, allow_imports: Sequence[str]
     ) -> ModuleEmbedder:
-        """Build the module of a saved configuration, whose code the user must allow to be imported.
-
-        Raises:
-            InputError: The user does not, it cannot be imported, or it does not build a module.
-        """
+        """Build the module of a saved configuration, whose code the user must allow to be imported."""
         path, dim = config["backbone"].removeprefix(IMPORT), config["dim"]
         if not isinstance(dim, int) or not 1 <= dim <= MAX_DIM:
             raise InputError(f"dim is {dim}; it must be an integer from 1 to {MAX_DIM:,}")
@@ -99,12 +95,7 @@ class ModuleEmbedder(Embedder):
         recipe: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save the model as a folder, as :meth:`Embedder.save_pretrained`, if its module can be built again.
-
-        Raises:
-            InputError: What the path names does not build a module with the same weights, or one that gives other
-                vectors with them, as by another activation; or as for other embedders.
-        """
+        """Save the model as a folder, as :meth:`Embedder.save_pretrained`, if its module can be built again."""
         path, arguments = self.config["backbone"].removeprefix(IMPORT), self.config["backbone_args"]
         hint = "say how it is built with path= and arguments="
         if path.startswith("__main__.") or "<locals>" in path:

@@ -93,13 +93,7 @@ def embed_multi_scale(
 
 
 def normalized_mean(vectors: Sequence[Floats]) -> Floats:
-    """The mean of arrays of embeddings, with L2-normalized rows; a row stays zero if its embeddings cancel out.
-
-    Example:
-        >>> normalized_mean([np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32)])
-        array([[1., 0.],
-               [0., 1.]], dtype=float32)
-    """
+    """The mean of arrays of embeddings, with L2-normalized rows; a row stays zero if its embeddings cancel out."""
     mean = np.mean(vectors, axis=0, dtype=np.float64)
     lengths = np.linalg.norm(mean, axis=1, keepdims=True)
     return np.divide(mean, lengths, out=np.zeros_like(mean), where=lengths > 0).astype(np.float32)
@@ -112,16 +106,11 @@ def whole_image_transform(transform: ImageTransform, max_size: int) -> ImageTran
         >>> whole_image_transform(ImageTransform(size=224), 1024).longest
         1024
     """
-    default = ImageTransform()  # the crops of training are not those of whole images
-    return replace(transform, longest=int(max_size), scale=default.scale, ratio=default.ratio)
+    return replace(transform, longest=int(max_size), scale=None, ratio=None)
 
 
 def check_scales(model: Embedder, scales: Sequence[float], max_size: int | None) -> None:
-    """Check the arguments of :func:`embed_multi_scale`.
-
-    Raises:
-        InputError: As there.
-    """
+    """Check the arguments of :func:`embed_multi_scale`."""
     check_list("scales", scales, "numbers")
     if not len(scales):
         raise InputError("scales are empty; give at least one, such as 1.0")
@@ -147,7 +136,6 @@ def _too_large(scale: float, side: int) -> InputError:
 def _whole_images(
     model: Embedder, source: Images, max_size: int, num_workers: int, on_error: Literal["raise", "skip"]
 ) -> tuple[Iterable[Tensor], int]:
-    """Batches of one whole image each, and their number."""
     if isinstance(source, Tensor) or (isinstance(source, (list, tuple)) and any(isinstance(s, Tensor) for s in source)):
         raise InputError("max_size is for images that are read and transformed; tensors already have their size")
     transform = whole_image_transform(model.transform, max_size)

@@ -167,13 +167,6 @@ def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False
 
     Returns:
         Maps [n, C, H, W]; for tokens [n, C, L - num_prefix_tokens, 1].
-
-    Raises:
-        InputError: The features are neither maps nor tokens with that number of channels.
-
-    Example:
-        >>> to_feature_maps(torch.zeros(2, 5, 8), channels=8, num_prefix_tokens=1).shape
-        torch.Size([2, 8, 4, 1])
     """
     maps = features
     if features.ndim == 3:

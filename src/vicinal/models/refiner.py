@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vicinal.models.context_block import START_TEMPERATURES, AttentionStart, BlockSettings, ContextBlock
 from vicinal.models.execution import unit_vectors
-from vicinal.models.model_format import REFINER
+from vicinal.models.model_folder import REFINER
 from vicinal.models.saving import SavedModel, check_same_model
 from vicinal.utils.arguments import check_bool, check_positive_integer, is_integer, is_number, shown
 from vicinal.utils.errors import InputError
@@ -165,7 +165,7 @@ class ContextRefiner(SavedModel):
         return torch.stack([block.weights(e, context, mask) for block, e in zip(blocks, steps, strict=False)])
 
     def truncate(self, depth: int) -> ContextRefiner:
-        """A refiner of the first `depth` blocks, which shares their weights; its recipe and metrics are empty."""
+        """A refiner of the first `depth` blocks, with the same weights; its recipe and metrics are empty."""
         self.check_depth(depth)
         if not depth:
             raise InputError(f"ContextRefiner: truncated to depth = 0 no block is left; use 1 to {self.depth}")
@@ -213,13 +213,12 @@ class ContextRefiner(SavedModel):
             cast(ContextBlock, block).scale_update(factor)
 
     def _blocks(self, depth: int) -> list[ContextBlock]:
-        """The first blocks, of which the same one may come again and again."""
         return [cast(ContextBlock, self.blocks[0 if self.tie_weights else number]) for number in range(depth)]
 
     def check_depth(self, depth: int) -> None:
         """Check that there are at least `depth` blocks."""
         if not is_integer(depth) or not 0 <= depth <= self.depth:
-            raise InputError(f"ContextRefiner: depth = {depth} is not there; use 0 to {self.depth}")
+            raise InputError(f"ContextRefiner: depth = {depth} is out of range; use 0 to {self.depth}")
 
     def check_dim(self, dim: int) -> None:
         """Check that embeddings have the dimension of the refiner."""
@@ -271,7 +270,6 @@ class ContextRefiner(SavedModel):
 
 
 def _checked_similarity(value: float | None) -> float | None:
-    """A minimum of similarities as a Python float; None stays."""
     if value is None:
         return None
     if not is_number(value) or not -1 <= value < 1:

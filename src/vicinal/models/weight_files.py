@@ -59,15 +59,12 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     """Read a file of weights as a state dict; from a pickle only tensors and plain values are loaded.
 
     Outer keys (``state_dict``, ``model`` and their averaged variants) are removed.
-
-    Raises:
-        InputError: The file does not exist, is of another type, is truncated, or would run code.
     """
     if not isinstance(path, (str, Path)):
         raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
     path = Path(path).expanduser()
     if not path.is_file():
-        raise InputError(f"pretrained: there is no weights file {path}")
+        raise InputError(f"pretrained: no such file {path}")
     if path.suffix not in WEIGHT_SUFFIXES:
         raise InputError(f"pretrained: {path} does not end in one of {', '.join(WEIGHT_SUFFIXES)}")
     try:
@@ -81,11 +78,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
 
 
 def download_weights(url: str) -> dict[str, Any]:
-    """Download a published file of weights once, to the cache of torch.hub; only tensors and plain values are loaded.
-
-    Raises:
-        DownloadError: The file cannot be downloaded or read.
-    """
+    """Download a published file of weights to the cache of torch.hub; only tensors and plain values are loaded."""
     announce_url(url)
     try:
         with redirect_stdout(io.StringIO()):  # torch.hub announces downloads too
@@ -111,9 +104,6 @@ def load_weights(
         channels: The number of channels of the network's images.
         num_classes: The number of outputs of the network's last layer; 0: it has none, and that in `state` is ignored.
         source: Where the weights come from, for messages.
-
-    Raises:
-        InputError: The weights do not fit the network.
     """
     missing: list[str] = []
     unexpected: list[str] = []
@@ -141,7 +131,6 @@ def load_weights(
 
 
 def _has_channels(state: dict[str, Any], first_conv: object, channels: int) -> bool:
-    """Whether the first convolution of weights is for images of so many channels."""
     weight = state.get(f"{first_conv}.weight")
     return isinstance(weight, Tensor) and weight.ndim == 4 and weight.shape[1] == channels
 

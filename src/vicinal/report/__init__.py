@@ -8,11 +8,9 @@ if TYPE_CHECKING:
     from vicinal.report.contact_sheets import draw_grid, neighbor_grid
     from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.report.page.comparison import write_comparison_page
-    from vicinal.report.page.single import write_page
-    from vicinal.report.page.study import write_study_page
-    from vicinal.report.page.unlabeled import write_unlabeled_page
+    from vicinal.report.page.single import write_page, write_unlabeled_page
+    from vicinal.report.page.study import StudyTrial, write_study_page
     from vicinal.report.plots import depth_curve, depth_curves, learning_curves, training_against_test
-    from vicinal.report.study_trial import StudyTrial
 
 __all__ = [
     "StudyTrial",

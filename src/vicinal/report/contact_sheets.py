@@ -68,7 +68,6 @@ def cell(axes: Axes, item: Item, left: float, top: float, color: str, caption: s
 
 
 def _name(item: Item) -> object:
-    """The label, or else the name of the file."""
     path, label = item.get("path"), item.get("label")
     return Path(path).name if _is_unknown(label) and isinstance(path, str | Path) else label
 
@@ -92,12 +91,7 @@ def _is_unknown(value: object) -> bool:
 
 
 def short(label: object) -> str:
-    r"""A label in at most 18 characters, with dollars as matplotlib wants them.
-
-    Example:
-        >>> print(short("kitchen/cups/espresso"), short("5 $"))
-        kitchen/…/espresso 5 \$
-    """
+    r"""A label in at most 18 characters, with dollars as matplotlib wants them."""
     text = "" if _is_unknown(label) else str(label)
     return shorten(text, MAX_LABEL_LENGTH).replace("$", r"\$")
 
@@ -237,12 +231,10 @@ def neighbor_grid(
 
 
 def _num_rows(neighbors: Sequence[Item]) -> int:
-    """The rows of cells that a query takes."""
     return max(1, -(-len(neighbors) // MAX_COLUMNS))
 
 
 def _sheets(num_rows: Sequence[int]) -> list[tuple[int, int]]:
-    """The first query of each sheet, and the one after its last."""
     starts, height = [0], 0
     for query, rows in enumerate(num_rows):
         if height and height + rows > MAX_ROWS:

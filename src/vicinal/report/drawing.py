@@ -34,11 +34,7 @@ def tidy(axes: Axes, name: str) -> None:
 
 
 def picture_format(path: Path) -> str:
-    """The format that a file's suffix stands for.
-
-    Raises:
-        InputError: an unknown suffix.
-    """
+    """The format that a file's suffix stands for."""
     form, known = path.suffix.lower().removeprefix("."), FigureCanvasAgg.get_supported_filetypes()
     if form not in known:
         raise InputError(f"{path}: pictures end in .{', .'.join(sorted(known))}")
@@ -46,12 +42,7 @@ def picture_format(path: Path) -> str:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's suffix; the file is written as a whole or not at all.
-
-    Raises:
-        InputError: an unknown suffix, or a picture that is too large for its format.
-        OSError: the picture cannot be written.
-    """
+    """Write a figure in the format of the file's suffix; the file is written as a whole or not at all."""
     canvas, form = FigureCanvasAgg(figure), picture_format(path)
     buffer = BytesIO()
     try:

@@ -193,7 +193,6 @@ def training_against_test(scores: pd.DataFrame, path: str | Path, metric: str = 
 
 
 def _draw_run(axes: Axes, train: pd.Series, test: pd.Series, color: str, marker: str) -> None:
-    """One point, or a line of small points that ends in a star."""
     is_course = len(train) > 1
     if is_course:
         axes.plot(train, test, color=color, linewidth=1.0, linestyle="--", marker=marker, markersize=3, alpha=0.7)
@@ -202,7 +201,6 @@ def _draw_run(axes: Axes, train: pd.Series, test: pd.Series, color: str, marker:
 
 
 def _draw_diagonal(axes: Axes) -> None:
-    """The part of the diagonal within the axes, if there is one."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     low, high = max(left, bottom), min(right, top)
     if low < high:
@@ -226,7 +224,6 @@ def _recall_panel(axes: Axes, metrics: pd.DataFrame, recalls: Sequence[str]) -> 
 
 
 def _mark_kept(panels: Sequence[Axes], metrics: pd.DataFrame, epoch: float) -> None:
-    """Draw a line at the evaluation after an epoch, and name it."""
     step = metrics.loc[metrics["epoch"] == epoch, "step"].iloc[0]
     for axes in panels:
         axes.axvline(step, color=INK, linestyle="--", linewidth=0.9, label=f"kept: epoch {epoch:g}")

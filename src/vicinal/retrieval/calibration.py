@@ -1,9 +1,9 @@
-"""Calibration of search scores: a threshold for "match or none", and the probability that a match is right."""
+"""What a search's best score means: a threshold for "match or none", and the probability that the match is right."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +11,31 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vicinal.utils.arguments import is_integer, is_number
 from vicinal.utils.arrays import Booleans, Doubles
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
 FORMAT, VERSION = "vicinal-calibration", 1
 MAX_KNOTS = 10_000  # of the curve of probabilities, so that it fits into the config of an index
+MAX_BYTES = 2**23
 LOWEST_SIMILARITY = -1.0  # of the runner-up, where there is one class only
 ScoreKind = Literal["similarity", "margin"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("similarity", "margin")
 Interval = tuple[float, float]
+_NUMBERS = {
+    "threshold": (-2.0, 2.0 + 1e-6),
+    "false_accept_rate": (0.0, 1.0),
+    "held_out_false_accept_rate": (0.0, 1.0),
+    "false_accept_rate_bound": (0.0, 1.0),
+    "false_reject_rate": (0.0, 1.0),
+    "unknown_fraction": (0.0, 1.0),
+    "confidence_level": (0.0, 1.0),
+}
+_COUNTS = ("num_queries", "num_classes", "num_gallery")
+_INTERVALS = {name: _NUMBERS[name.removesuffix("_interval")] for name in (
+    "threshold_interval", "held_out_false_accept_rate_interval", "false_reject_rate_interval"
+)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class Calibration:
     class is more similar, and more such queries are accepted.
 
     Attributes:
-        score: the score that has the threshold: the cosine `similarity` of the best match; or the `margin` by which
+        score: what is compared with the threshold: the cosine `similarity` of the best match; or the `margin` by which
             it is more similar than the best image of any other class.
         threshold: a best match with this score or a higher one is accepted.
         threshold_interval: confidence interval of the threshold, from resampled classes.
@@ -80,10 +95,21 @@ class Calibration:
     def __post_init__(self) -> None:
         if self.score not in SCORE_KINDS:
             raise InputError(f"score = {self.score!r} is unknown; use similarity or margin")
-        if not self.scores or len(self.scores) != len(self.probabilities):
-            raise InputError(f"{len(self.scores)} scores and {len(self.probabilities)} probabilities; give one of each")
-        if (np.diff(self.scores) <= 0).any() or (np.diff(self.probabilities) < 0).any():
-            raise InputError("scores must ascend, and probabilities must not descend")
+        for name, limits in _NUMBERS.items():
+            _check_numbers(name, [getattr(self, name)], limits)
+        for name, limits in _INTERVALS.items():
+            _check_numbers(name, getattr(self, name), limits, length=2)
+        for name in _COUNTS:
+            if not (is_integer(getattr(self, name)) and getattr(self, name) >= 0):
+                raise InputError(f"{name} = {getattr(self, name)!r} must be a whole number")
+        _check_numbers("scores", self.scores, (-2.0, 2.0 + 1e-6), length=None)
+        _check_numbers("probabilities", self.probabilities, (0.0, 1.0), length=len(self.scores))
+        if len(self.scores) > MAX_KNOTS:
+            raise InputError(f"there are {len(self.scores):,} scores; at most {MAX_KNOTS:,} are possible")
+        if not self.scores or (np.diff(self.scores) <= 0).any() or (np.diff(self.probabilities) < 0).any():
+            raise InputError("scores must ascend, and probabilities must not descend; there must be at least one")
+        if not isinstance(self.fingerprint, str | None):
+            raise InputError("fingerprint must be text or null")
 
     def probability(self, scores: npt.ArrayLike) -> Doubles:
         """The probability that the best match of a query is right, for best matches of these scores, float64.
@@ -117,7 +143,7 @@ class Calibration:
             )
 
     def describe(self) -> dict[str, Any]:
-        """The values for JSON, without the curve of probabilities."""
+        """What it says, ready for JSON, without the curve of probabilities."""
         return {name: value for name, value in asdict(self).items() if name not in ("scores", "probabilities")}
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +155,7 @@ class Calibration:
         """Read what :meth:`to_dict` returned.
 
         Raises:
-            InputError: it is something else, of another version, or a value is missing or unknown.
+            InputError: it is something else, of a later version, or a value is missing, unknown or impossible.
         """
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise InputError(f"it is not a calibration: its format is not {FORMAT!r}")
@@ -160,17 +186,23 @@ class Calibration:
         """
         check_regular_file(path)
         try:
-            return cls.from_dict(json.loads(Path(path).read_bytes()))
+            with Path(path).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+            values = json.loads(content) if len(content) <= MAX_BYTES else None
         except OSError as error:
             raise unreadable(path, error) from None
-        except (InputError, ValueError, TypeError) as error:
-            raise InputError(f"{path}: {one_line(error)}") from None
+        except (ValueError, RecursionError):
+            values = None
+        try:
+            return cls.from_dict(values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
         level = f"{100 * self.confidence_level:g} %"
         lines = [
             f"accept a best match of {self.score} {self.threshold:.4f} or higher "
-            f"({level} interval {self.threshold_interval[0]:.4f} to {self.threshold_interval[1]:.4f})",
+            f"({level} interval {_range(self.threshold_interval)})",
             f"false accepts, of queries of unknown classes: {_percent(self.false_accept_rate)} asked for, "
             f"{_percent(self.held_out_false_accept_rate)} {_percents(self.held_out_false_accept_rate_interval)} on "
             "classes held out",
@@ -192,9 +224,22 @@ def example_calibration() -> Calibration:
     )  # fmt: skip
 
 
+def _check_numbers(name: str, values: object, limits: Interval, length: int | None = 1) -> None:
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != (length or len(values)):
+        raise InputError(f"{name} must be {length or 'a list of'} numbers")
+    for value in values:
+        if not (is_number(value) and limits[0] <= value <= limits[1]):
+            raise InputError(f"{name} = {one_line(repr(value), 80)} must be a number from {limits[0]:g} to "
+                             f"{limits[1]:g}")  # fmt: skip
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
 def _percents(interval: Interval) -> str:
     return f"[{100 * interval[0]:.2f}, {100 * interval[1]:.2f}]"
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval[0]:.4f} to {interval[1]:.4f}"

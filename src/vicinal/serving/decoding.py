@@ -18,9 +18,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image
+from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image, thumbnail
 from vicinal.data.images.formats import CountedFile
-from vicinal.data.images.thumbnails import thumbnail
 from vicinal.utils.errors import InputError
 
 JPEG_QUALITY = 85

@@ -76,7 +76,6 @@ class TorchEmbedder:
         from dataclasses import replace
 
         from vicinal.data.images.image_ops import Normalize
-        from vicinal.data.images.transforms import ImageTransform
 
         self.model, self.name, self.scales = model, name, scales
         self.whitening, self.keep_dim = whitening, keep_dim
@@ -84,8 +83,7 @@ class TorchEmbedder:
         self.options = {"precision": precision, "device": device, "progress": False}
         transform = model.transform
         if max_size is not None:
-            default = ImageTransform()
-            transform = replace(transform, longest=max_size, scale=default.scale, ratio=default.ratio)
+            transform = replace(transform, longest=max_size, scale=None, ratio=None)
         self.preparation = TorchPreparation(transform)
         self._normalize = Normalize(transform)
         self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]

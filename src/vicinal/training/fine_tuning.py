@@ -75,7 +75,7 @@ def set_up_backbone(embedder: Embedder, settings: TrainingSettings) -> None:
 
 def layer_factors(embedders: Iterable[Embedder], layer_decay: float) -> dict[nn.Parameter, float]:
     """The factor of the learning rate of each parameter of the backbones: `layer_decay` for each layer above it."""
-    from vicinal.models.layers import layer_depths
+    from vicinal.models.backbones import layer_depths
 
     factors: dict[nn.Parameter, float] = {}
     if layer_decay == 1:

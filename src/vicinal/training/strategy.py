@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 
 from vicinal.losses import CenterBasedLoss
 from vicinal.models import Embedder
-from vicinal.models.layers import blocks_of
+from vicinal.models.backbones import blocks_of
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 

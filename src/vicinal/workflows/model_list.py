@@ -12,10 +12,10 @@ import timm
 import torch
 from timm.models import get_pretrained_cfg
 
+from vicinal.models.backbones import check_network_memory
 from vicinal.models.embedder import Embedder
 from vicinal.models.execution import eval_mode
 from vicinal.models.initialization_table import INITIALIZATIONS, default_pooling, weights_license
-from vicinal.models.limited_build import check_network_memory
 from vicinal.models.pooling import PoolingName
 from vicinal.utils.console import aligned, log
 from vicinal.utils.errors import InputError, one_line

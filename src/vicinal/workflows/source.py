@@ -193,7 +193,7 @@ def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
         return None
     if not isinstance(config, dict) or "format" not in config:
         return None
-    from vicinal.models.model_format import EMBEDDER
+    from vicinal.models.model_folder import EMBEDDER
 
     return "embedder" if config["format"] == EMBEDDER.name else None
 

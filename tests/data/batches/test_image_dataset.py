@@ -70,25 +70,6 @@ def test_broken_images_are_left_out_and_counted(table: Table, cache: bool, capsy
     ]
 
 
-def test_rows_that_are_left_out_later_are_those_of_the_original_table(table: Table) -> None:
-    break_image(table, 1)
-    dataset = ImageDataset(table, TRANSFORM, on_error="skip")
-    dataset.leave_out({row: InputError("gone") for row in (0, 3)})
-    assert dataset.skipped == [0, 1, 4]
-    assert dataset.table.paths == [table.paths[row] for row in (2, 3, 5, 6)]
-
-
-def test_at_most_twenty_broken_images_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Image.new("L", (9, 9)).save(tmp_path / "a.png")
-    paths = ["a.png", *(f"lost{number}.png" for number in range(23))]
-    ImageDataset(Table(pd.DataFrame({"path": paths}), tmp_path), TRANSFORM, on_error="skip")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "left out 23 of 24 images that cannot be read:"
-    assert len(lines) == 22
-    assert "row 20: " in lines[20]
-    assert lines[21] == "  and 3 more"
-
-
 def test_no_image_left(table: Table) -> None:
     for path in table.paths:
         Path(path).unlink()
@@ -125,15 +106,6 @@ def test_a_training_batch_is_a_function_of_seed_and_number(table: Table) -> None
     assert not torch.equal(TrainBatches(ImageDataset(table, TRANSFORM), plan, seed=(1,))[2]["images"], first[2])
 
 
-def test_making_a_batch_leaves_torch_s_generator_alone(table: Table) -> None:
-    batches = TrainBatches(ImageDataset(table, TRANSFORM), [[0, 1]], seed=(0,))
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    _ = batches[0]
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_an_error_stays_one_line_when_a_loading_process_hands_it_on(table: Table) -> None:
     break_image(table, 2)
     with pytest.raises(InputError) as raised:
@@ -143,8 +115,3 @@ def test_an_error_stays_one_line_when_a_loading_process_hands_it_on(table: Table
         handed_on.reraise()
     assert str(caught.value).startswith(f"row 2: {table.paths[2]}: broken image")
     assert "\n" not in str(caught.value)
-
-
-def test_batches_for_training_need_labels(table: Table) -> None:
-    with pytest.raises(InputError, match="no column 'label'"):
-        TrainBatches(ImageDataset(Table(table.frame[["path"]]), TRANSFORM), [[0]], seed=(0,))

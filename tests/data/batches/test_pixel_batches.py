@@ -12,7 +12,6 @@ from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.batches.pixel_batches import CPU_BATCH, PixelBatches, map_pixels, row_batches
 from vicinal.models import Embedder
 from vicinal.utils.errors import InputError
-from vicinal.utils.threads import map_in_order
 
 NUMBER = 41
 
@@ -87,20 +86,6 @@ def test_threads_give_the_bits_of_one_thread(table: Table, backbone: str) -> Non
     one = model.embed(ImageDataset(table, transform), on_error="skip", progress=False, batch_size=CPU_BATCH)
     np.testing.assert_array_equal(many, one)
     assert images.skipped == [7]
-
-
-def test_items_are_not_taken_far_ahead() -> None:
-    taken = []
-
-    def items() -> object:
-        for number in range(100):
-            taken.append(number)
-            yield number
-
-    results = map_in_order(abs, items(), num_threads=2)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    results.close()
-    assert len(taken) < 10
 
 
 def test_modules_of_users_are_not_called_by_several_threads(table: Table, four_threads: Callable[[], None]) -> None:

@@ -97,16 +97,6 @@ def test_batches_depend_on_the_seed_and_not_on_who_reads_them_or_where_it_starts
     assert not same(epoch(table, seed=1), batches)
 
 
-def test_images_that_workers_read_are_no_longer_in_shared_memory(table: Table) -> None:
-    assert not any(image.is_shared() for batch in epoch(table, num_workers=1) for image in batch["images"])
-
-
-def test_squares_are_one_tensor(table: Table) -> None:
-    squares = train_batches(ImageDataset(table, ImageTransform(size=8)), PLAN, (0,))
-    assert not isinstance(squares, WholeTrainBatches)
-    assert squares[1]["images"].shape == (3, 3, 8, 8)
-
-
 def test_in_tests_whole_images_are_batches_of_one(table: Table) -> None:
     dataset = ImageDataset(table, TRANSFORM)
     batches = PixelBatches(dataset, row_batches(dataset, range(6), batch_size=4))

@@ -43,15 +43,6 @@ def test_archives_of_other_layouts_are_refused(tmp_path: Path, name: str) -> Non
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_an_archive_without_its_table(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "grocery.zip", "w") as archive:
-        archive.writestr("a/b/c.jpg", "")
-    with pytest.raises(InputError, match=r"grocery\.zip: no table\.csv in this archive"):
-        grocery(tmp_path)
-    with pytest.raises(InputError, match=r"no table\.csv or grocery\.zip in grocery/, .*; put grocery\.zip there"):
-        grocery(tmp_path / "nothing")
-
-
 @pytest.mark.skipif(not ARCHIVE.is_file(), reason=f"no {ARCHIVE}; set VICINAL_GROCERY to its place")
 def test_the_published_archive(tmp_path: Path) -> None:
     (tmp_path / "grocery.zip").symlink_to(ARCHIVE)

@@ -82,10 +82,3 @@ def test_bad_boxes(folder: Path) -> None:
     path.write_text(whole.replace("50\n", "49\n", 1).removesuffix(whole.splitlines(keepends=True)[-1]))
     with pytest.raises(InputError, match=r"no bounding box of 1 images, such as img/MEN/Denim/id_00000001/00_1_front"):
         in_shop(folder)
-
-
-def test_missing_files_are_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"no list_eval_partition\.txt or Eval/list.* or Anno/list.* in in_shop/, In-shop .* https://"
-    ):
-        in_shop(tmp_path)

@@ -71,14 +71,3 @@ def test_bad_lists_of_2021(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "iNaturalist_test.txt").write_text(line)
     with pytest.raises(InputError, match=rf"iNaturalist_test\.txt, {message}"):
         mini_inaturalist_2021(tmp_path)
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no Inat_dataset_splits/Inaturalist_train_set1\.txt or Inat.*/Smooth_AP"):
-        inaturalist_2018(tmp_path)
-    with pytest.raises(InputError, match=r"no iNaturalist_train\.txt or data/iNaturalist_train\.txt in mini_inat"):
-        mini_inaturalist_2021(tmp_path)
-    write_mini_inaturalist_2021(tmp_path)
-    (tmp_path / "train_mini").rename(tmp_path / "train")
-    with pytest.raises(InputError, match=r"50 of 50 images that its lists name are absent: train_mini/00020_"):
-        mini_inaturalist_2021(tmp_path)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.data.benchmarks.published_more import (
@@ -22,7 +21,6 @@ from tests.data.benchmarks.published_more import (
 from vicinal.data import load_table
 from vicinal.data.benchmarks import landmarks_v1, landmarks_v2, landmarks_v2_full, sfm_120k
 from vicinal.data.benchmarks.cache import COUNTS
-from vicinal.data.benchmarks.lists import read_plain_pickle
 from vicinal.utils.errors import InputError
 
 
@@ -44,22 +42,6 @@ def test_landmarks_v1(tmp_path: Path) -> None:
     (tmp_path / "gl18/jpg").rename(tmp_path / "gl18/elsewhere")
     with pytest.raises(InputError, match=r"gl18: has db_gl18\.pkl, but no folder of images: images/train, train, jpg"):
         landmarks_v1(tmp_path)
-
-
-def test_clusters_as_text_and_arrays_and_a_landmark_in_both_splits(tmp_path: Path) -> None:
-    write_landmarks_v1(tmp_path)
-    path = tmp_path / "gl18/gl18.pkl"
-    content = read_plain_pickle(path)
-    content["train"]["cluster"] = np.array(content["train"]["cluster"])
-    content["val"]["cluster"] = np.array(content["val"]["cluster"]) - 50
-    path.write_bytes(pickle.dumps({**content, "val": {**content["val"], "bbxs": [None, [0.1, 0.2]]}}))
-    with pytest.warns(UserWarning, match="class '0' is in the splits train and val"):
-        assert landmarks_v1(tmp_path).subset("val").classes == [0, 1]
-    for part in content.values():
-        part["cluster"] = [str(label) for label in part["cluster"]]
-    write_pickle(path, content)
-    with pytest.warns(UserWarning, match="class '0' is in"):
-        assert landmarks_v1(tmp_path).subset("train").classes == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_sfm_120k(tmp_path: Path) -> None:

@@ -67,12 +67,6 @@ def test_images_are_written_once_and_where_that_is_possible(tmp_path: Path, monk
         (tmp_path / "kept/mnist").chmod(0o755)
 
 
-def test_the_same_classes_in_both_splits_are_said(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    with pytest.warns(UserWarning, match="class '0' is in the splits train and test, and so are 5 other classes"):
-        mnist(tmp_path)
-
-
 @SAME_CLASSES
 def test_missing_and_damaged_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(tmp_path)

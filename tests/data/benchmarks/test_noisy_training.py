@@ -112,22 +112,3 @@ def test_bad_lists_of_food_101n(tmp_path: Path, file: str, old: str, new: str, m
     replace_text(tmp_path / file, old, new)
     with pytest.raises(InputError, match=message):
         food_101n(tmp_path)
-
-
-def test_contradicting_verdicts_and_absent_images(tmp_path: Path) -> None:
-    write_food_101n(tmp_path)
-    lists = tmp_path / "Food-101N_release/meta"
-    verdict = (lists / "verified_train.tsv").read_text().splitlines()[1]
-    with (lists / "verified_val.tsv").open("a") as file:
-        file.write(verdict.replace("\t0", "\t1") + "\n")
-    with pytest.raises(InputError, match=r"val\.tsv, line 4: dish_000/.* is right in one line and wrong in another"):
-        food_101n(tmp_path)
-    (lists / "verified_val.tsv").write_text("class_name/key\tverification_label\n" + verdict)
-    Path(food_101n(tmp_path).paths[-1]).unlink()
-    with pytest.raises(InputError, match=r"1 of 50 images that its lists name are absent: food-101/images/dish_100/"):
-        food_101n(tmp_path)
-    shutil.rmtree(tmp_path / "food-101")
-    with pytest.raises(
-        InputError, match=r"no meta/train\.txt in food-101/, .*; download food-101\.tar\.gz, of Food-101"
-    ):
-        food_101n(tmp_path)

@@ -9,18 +9,8 @@ import pytest
 from tests.conftest import output
 from tests.data.benchmarks.published import IMAGES, TEST_CLASSES, TRAIN, WRITERS, accept_small
 from tests.data.benchmarks.published import TEST as NUM_TEST
-from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
 from vicinal.data import load_table, split_fingerprint
 from vicinal.utils.errors import InputError
-
-
-@pytest.mark.parametrize("name", {**WRITERS, **MORE_WRITERS})
-def test_a_relative_root(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    {**WRITERS, **MORE_WRITERS}[name](tmp_path / "data")
-    accept_small(monkeypatch, *WRITERS)
-    accept_small_more(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    assert all(Path(path).is_file() for path in load_table(name, root="data").paths)
 
 
 @pytest.mark.parametrize("name", WRITERS)

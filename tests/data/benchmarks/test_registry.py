@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from vicinal.data import benchmarks, load_table
@@ -16,11 +13,6 @@ OTHERS = {"BENCHMARKS", "GroundTruth", "revisited_ground_truth"}
 
 def test_every_function_of_the_package_is_named() -> None:
     assert set(BENCHMARKS) == set(benchmarks.__all__) - OTHERS
-
-
-def test_a_benchmark_that_has_the_name_of_its_module_is_a_function() -> None:
-    code = "from vicinal.data import benchmarks as b; assert all(map(callable, [b.kmnist, b.mnist, b.met_mini, b.met]))"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_name_is_answered_with_all() -> None:

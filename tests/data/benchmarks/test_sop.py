@@ -51,11 +51,3 @@ def test_bad_lists(folder: Path, file: str, old: str, new: str, message: str) ->
     (folder / file).write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=message):
         sop(folder)
-
-
-def test_missing_files(folder: Path) -> None:
-    (folder / "Ebay_train.txt").unlink()
-    with pytest.raises(
-        InputError, match=r"no Ebay_train\.txt in sop/, Stanford_Online_Products/ or the folder itself; Stan"
-    ):
-        sop(folder.parent)

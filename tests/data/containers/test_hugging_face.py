@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.containers.pictures import encoded
-from vicinal.data import DataSettings, Table, load_dataset, load_table
+from vicinal.data import Table, load_table
 from vicinal.data.containers.hugging_face import relevance_classes
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
@@ -56,19 +55,6 @@ def test_saved_datasets_are_written_once_byte_for_byte(saved: Path, tmp_path: Pa
     assert capsys.readouterr().err.count("preparing") == 1
 
 
-def test_a_changed_dataset_is_read_again(tmp_path: Path) -> None:
-    for start in (0, 50):
-        birds(start).save_to_disk(str(tmp_path / "saved"))
-        table = load_table(f"hf:{tmp_path / 'saved'}", root=tmp_path / "kept")
-        assert contents(table)[0] == encoded(start)
-        assert not table.has("split")
-
-
-def test_a_single_split_that_is_not_for_training_is_kept(tmp_path: Path) -> None:
-    datasets.DatasetDict({"test": birds(0)}).save_to_disk(str(tmp_path / "saved"))
-    assert load_table(f"hf:{tmp_path / 'saved'}", root=tmp_path).splits == ["test"]
-
-
 def test_samples_without_label_and_unknown_splits_are_left_out(tmp_path: Path, capsys) -> None:
     unlabeled = birds(0).map(lambda row, number: {"label": -1 if number == 1 else row["label"]}, with_indices=True)
     splits = {"train": unlabeled, "unsupervised": birds(20)}
@@ -87,15 +73,6 @@ def test_a_folder_of_images_stays_where_it_is(tmp_path: Path) -> None:
     assert sorted(table.paths) == sorted(map(str, tmp_path.glob("photos/train/*/1.png")))
     assert table.classes == ["kiwi", "owl"]
     assert not list(tmp_path.glob("kept/**/.scratch"))
-
-
-def test_a_dataset_is_trained_on_like_any_other(tmp_path: Path) -> None:
-    names = [f"class{number}" for number in range(10)]
-    features = datasets.Features({"img": datasets.Image(), "kind": datasets.ClassLabel(names=names)})
-    columns = {"img": [{"bytes": encoded(row), "path": None} for row in range(20)], "kind": [*range(10)] * 2}
-    datasets.Dataset.from_dict(columns, features).save_to_disk(str(tmp_path / "saved"))
-    table = load_dataset(DataSettings(f"hf:{tmp_path / 'saved'}", root=str(tmp_path / "kept")))
-    assert [len(table.subset(split)) for split in table.splits] == [12, 4, 4]
 
 
 def save_parts(folder: Path, relevant: list[tuple[str, str, int]]) -> None:
@@ -204,13 +181,6 @@ def test_images_elsewhere_are_not_fetched(tmp_path: Path) -> None:
         load_table(tmp_path / "t.parquet", root=tmp_path)
 
 
-def test_damaged_data_is_one_line(saved: Path, tmp_path: Path) -> None:
-    file = next(saved.glob("train/*.arrow"))
-    file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(InputError, match=r"^hf:.*saved: [^\n]+$"):
-        load_table(f"hf:{saved}", root=tmp_path)
-
-
 def test_without_the_library_the_extra_is_named(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"saved: needs the package datasets; pip install 'vicinal\[datasets\]'$"):
@@ -226,14 +196,3 @@ def test_a_parquet_file_of_images_needs_no_library(tmp_path: Path, monkeypatch: 
     assert table.frame["size"].tolist() == [3, 1, 4, 1]
     table.save(tmp_path / "table.parquet")  # a table with paths is read as ever
     assert load_table(tmp_path / "table.parquet").paths == table.paths
-
-
-def test_numbers_of_unknown_classes(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"image": [{"bytes": encoded(0), "path": "a"}], "label": [5]})
-    table = pa.Table.from_pandas(frame)
-    features = {"info": {"features": {"label": {"names": ["owl"], "_type": "ClassLabel"}}}}
-    pq.write_table(table.replace_schema_metadata({b"huggingface": json.dumps(features)}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match="label is 5, but there are 1 classes, numbered from 0"):
-        load_table(tmp_path / "t.parquet", root=tmp_path)
-    pq.write_table(table.replace_schema_metadata({b"huggingface": b"[" * 100_000}), tmp_path / "t.parquet")
-    assert load_table(tmp_path / "t.parquet", root=tmp_path).classes == [5]

@@ -69,16 +69,13 @@ def differences(pairs: tuple[list[Tensor], list[Tensor]]) -> Tensor:
         replace(EXACT, interpolation="nearest", flip=0.0),
         ImageTransform(size=40, fast=False, channels=1, color_jitter=0.4),
         ImageTransform(longest=48, color_jitter=0.4, rotation=10.0),
-        ImageTransform(size=40, flip=1.0),
-        ImageTransform(size=40, rotation=10.0),
     ],
 )
 def test_pixels_are_those_of_workers_to_the_last_bit(table: Table, transform: ImageTransform) -> None:
     assert differences(on_workers_and_device(table, transform)).max() == 0
 
 
-@pytest.mark.parametrize("jitter", [0.25, 0.4, 1.0])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("jitter", "channels"), [(0.4, 3), (1.0, 1)])
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_pixels_resized_by_torch_differ_by_two_levels_at_most(
     table: Table, jitter: float, channels: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
@@ -91,7 +88,7 @@ def test_pixels_resized_by_torch_differ_by_two_levels_at_most(
     assert (found > 0).double().mean() <= 0.001
 
 
-@pytest.mark.parametrize("more", [-3, -1, 0, 1])
+@pytest.mark.parametrize("more", [-1, 0])
 def test_the_mean_of_a_large_image_is_exact(more: int) -> None:
     """Which is about half a gray level, of sums that float32 rounds."""
     levels = np.full((600, 600), 250, dtype=np.uint8)
@@ -100,16 +97,6 @@ def test_the_mean_of_a_large_image_is_exact(more: int) -> None:
     transform = ImageTransform(size=600, channels=1, flip=0.0, color_jitter=0.4, fast=False)
     found = augment(torch.from_numpy(levels)[None, None], torch.tensor([[0.3, 0.7, 0.0, 1.0]]), transform)
     assert np.array_equal(found[0, 0], changed)
-
-
-def test_images_really_change(table: Table) -> None:
-    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    still = ImageTransform(size=40, flip=0.0, **whole)  # type: ignore[arg-type]
-    _, plain = on_workers_and_device(table, still)
-    for transform in (replace(still, flip=1.0), replace(still, color_jitter=0.4)):
-        assert not torch.equal(on_workers_and_device(table, transform)[1][0], plain[0])
-        source = train_batches(ImageDataset(table, transform), PLAN, (3,), "device")
-        assert torch.equal(source[0]["images"][0], plain[0])  # not by those who read them
 
 
 def test_a_transform_without_such_changes_leaves_nothing_to_the_device(table: Table) -> None:
@@ -130,7 +117,7 @@ def test_batches_are_the_same_whoever_loads_which_part(
     expected = [source[number] for number in range(len(PLAN))]
     assert [len(batch["augmentation"]) for batch in expected] == [7, 2, 1]
     images = TrainImages(source.images.dataset, "device")
-    for start, workers in ((0, 0), (0, 2), (1, 2)):
+    for start, workers in ((0, 0), (1, 2)):
         parts = DataLoader(images, batch_size=None, sampler=source.parts(start), num_workers=workers)
         for one, other in zip(source.collate(iter(parts), start), expected[start:], strict=True):
             assert torch.equal(one["augmentation"], other["augmentation"])

@@ -37,11 +37,6 @@ def test_normalized_tensor_is_what_torchvision_gives(channels: int) -> None:
     assert found.is_contiguous()
 
 
-def test_whole_numbers_may_be_mean_and_std() -> None:
-    found = ImageTransform(size=8, mean=(0, 0, 0), std=(1, 1, 1)).test()(noise(8, 8))
-    assert found.dtype == torch.float32
-
-
 def test_test_view_is_resize_and_centre_crop() -> None:
     transform = ImageTransform(size=14, interpolation="bilinear", fast=False)
     expected = v2.Compose([v2.Resize(16, v2.InterpolationMode.BILINEAR), v2.CenterCrop(14), plain(transform)])
@@ -77,12 +72,6 @@ def test_training_views_vary_with_the_seed_of_torch_alone() -> None:
     assert not torch.equal(first, second)
 
 
-def test_without_variation_training_sees_the_whole_image() -> None:
-    transform = ImageTransform(size=16, resize=16, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
-    image = noise(30, 30)
-    assert torch.equal(transform.train()(image), transform.test()(image))
-
-
 def test_flip_and_jitter_do_what_they_say() -> None:
     image = noise(16, 16)
     whole = {"size": 16, "resize": 16, "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
@@ -107,13 +96,6 @@ def test_the_config_survives_json() -> None:
     again = ImageTransform.from_dict(json.loads(json.dumps(transform.to_dict())))
     assert again == transform
     assert again.mean == (0.449,)
-
-
-def test_models_saved_before_there_was_a_fast_path_keep_the_exact_one() -> None:
-    exact = ImageTransform(fast=False)
-    assert "fast" not in exact.to_dict()
-    assert ImageTransform.from_dict(exact.to_dict()) == exact
-    assert ImageTransform.from_dict(ImageTransform().to_dict()).fast
 
 
 @pytest.mark.parametrize(
@@ -146,7 +128,7 @@ def test_models_saved_before_there_was_a_fast_path_keep_the_exact_one() -> None:
         ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, longest, scale"),
     ],
 )
-def test_impossible_configs_name_the_key(config: dict[str, object], message: str) -> None:
+def test_invalid_configs_name_the_key(config: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=f"^transform[.:] ?{message}") as caught:
         ImageTransform.from_dict(config)
     assert "\n" not in str(caught.value)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data.images import turbo_jpeg
-from vicinal.data.images.decoding import EncodedJpeg, open_image
-from vicinal.data.images.turbo_jpeg import decode_pixels
+from vicinal.data.images.decoding import EncodedJpeg, decode_pixels, open_image
 
 pytest.importorskip("simplejpeg")
 
@@ -69,6 +67,6 @@ def test_pixels_of_a_file_do_not_depend_on_the_package(tmp_path, monkeypatch, or
             return image.pixels(max_reduction=4.0)
 
     with_package = pixels()
-    monkeypatch.setattr(turbo_jpeg, "_simplejpeg", lambda: None)
+    monkeypatch.setattr("vicinal.data.images.decoding._simplejpeg", lambda: None)
     assert np.array_equal(with_package, pixels())
     assert with_package.shape == ((40, 24) if orientation == 6 else (24, 40)) + (channels,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +83,6 @@ BROKEN_WORDS = """(() => {  // words of which a part is on the next line
   }
   return { broken, seen };
 })()"""
-CELL_TOPS = """[...document.querySelector("ul.cells").children].map((cell) => cell.getBoundingClientRect().top)"""
 SEEN_CELLS = """[...document.querySelector("ul.cells").children]
   .filter((cell) => cell.checkVisibility())
   .map((cell) => cell.getBoundingClientRect())
@@ -93,12 +91,6 @@ FIRST_PICTURES = """[...document.querySelectorAll("main .cell img")].slice(1, 4)
   const { top, bottom } = image.getBoundingClientRect();
   return image.checkVisibility() && top > 0 && bottom <= innerHeight;
 })"""
-ENLARGED = """["#query img", "#found img", "#viewer-next"].map((each) => {
-  const { width, height, left, right, bottom } = document.querySelector(each).getBoundingClientRect();
-  return [width, height, left >= 0 && right <= innerWidth && bottom <= innerHeight];
-})"""
-DIFFERENCES = """[...document.querySelectorAll("#metrics .headlines tr > :nth-child(2)")].map((cell) =>
-  cell.getBoundingClientRect().right)"""
 NAMES = ["Garant-Ecological-Medium-Fat-Milk", "Arla-Standard-Milk", "black_footed_albatross", "Oat", "Zero", "Kiwi"]
 SIZES = [(1400, 900, False), (390, 844, True)]
 
@@ -191,24 +183,6 @@ def test_a_phone_shows_three_neighbors_and_more_if_asked(tab: Browser, pages: di
     assert not tab.ask(f"{more}.checkVisibility()")
 
 
-@pytest.mark.parametrize(("width", "in_rows"), [(1400, [9]), (1130, [9]), (1110, [5, 4]), (530, [5, 4])])
-def test_the_neighbors_of_a_query_fill_their_rows(
-    tab: Browser, pages: dict[str, Path], width: int, in_rows: list[int]
-) -> None:
-    tab.open(pages["names"], width, 800)
-    assert list(Counter(tab.ask(CELL_TOPS)).values()) == in_rows
-
-
-def test_a_phone_shows_the_differences(tab: Browser, pages: dict[str, Path]) -> None:
-    tab.open(pages["two"], 390, 844, phone=True)
-    ends = tab.ask(DIFFERENCES)
-    assert len(ends) == 5  # the head, and four metrics
-    assert max(ends) <= 390
-    tab.ask("document.querySelector('#metrics .scroll').scrollLeft = 999")
-    tab.frames()
-    assert tab.ask("document.querySelector('#metrics tbody th').getBoundingClientRect().left") >= 0  # the names stay
-
-
 def test_the_best_and_random_queries_are_folded(tab: Browser, pages: dict[str, Path]) -> None:
     tab.open(pages["one"])
     folds = "[...document.querySelectorAll('#queries > details')]"
@@ -220,15 +194,6 @@ def test_the_best_and_random_queries_are_folded(tab: Browser, pages: dict[str, P
     tab.press("Enter")
     assert tab.ask(f"{folds}.map((each) => each.open)") == [True, False]
     assert tab.ask(f"{folds}[0].querySelector('img').checkVisibility()")
-
-
-@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
-def test_sections_are_folded_where_there_is_no_room(
-    tab: Browser, pages: dict[str, Path], width: int, height: int, phone: bool
-) -> None:
-    tab.open(pages["one"], width, height, phone=phone)
-    assert tab.ask("document.querySelector('nav a').checkVisibility()") is not phone
-    assert tab.ask("document.querySelector('nav summary').checkVisibility()") is phone
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -280,34 +245,6 @@ def test_click_enlarges_and_keys_go_on(tab: Browser, pages: dict[str, Path]) -> 
     assert not tab.ask("document.getElementById('viewer').open")
     assert tab.ask("document.activeElement.matches('#queries .cell.query')")
     assert tab.errors == []
-
-
-@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
-def test_enlarged_images_are_large(tab: Browser, pages: dict[str, Path], width: int, height: int, phone: bool) -> None:
-    tab.open(pages["names"], width, height, phone=phone)
-    tab.click("#queries .cell.mismatch")
-    query, found, button = tab.ask(ENLARGED)
-    assert min(*query[:2], *found[:2]) > 230
-    assert [place[2] for place in (query, found, button)] == [True] * 3
-    tab.press("Escape")
-
-
-def test_the_enlarged_image_keeps_the_keyboard(tab: Browser, pages: dict[str, Path]) -> None:
-    tab.open(pages["one"])
-    tab.ask("document.querySelector('#queries .cell.query').focus()")
-    tab.press("Enter")
-    reached = []
-    for _ in range(4):
-        tab.press("Tab")
-        reached.append(tab.ask(FOCUSED))
-    assert {"viewer-next", "viewer-close"} <= set(reached)
-    assert not {each for each in reached if not each.startswith("viewer") and each != "BODY"}
-    for _ in range(20):
-        tab.press("ArrowRight")
-    assert tab.ask(text_of("viewer-title")) == "Image 9 of 9"
-    assert tab.ask("document.getElementById('viewer-next').disabled")
-    tab.press("Escape")
-    assert tab.ask("document.activeElement.matches('#queries .cell.query')")
 
 
 def test_keyboard_alone_goes_everywhere(tab: Browser, pages: dict[str, Path]) -> None:
@@ -365,47 +302,6 @@ def test_map_shows_the_image_that_is_pointed_at(tab: Browser, pages: dict[str, P
     assert tab.ask(text_of("found-label")) == label
 
 
-@pytest.mark.parametrize("name", ["right", "middle"])
-def test_other_buttons_open_nothing(tab: Browser, pages: dict[str, Path], name: str) -> None:
-    tab.open(pages["one"])
-    left, top, width, height = tab.place("#map-canvas")
-    x, y, _, wide, high = tab.ask(ON_MAP)
-    scale = 0.94 * min(width / wide, height / high)
-    at = left + width / 2 + x * scale, top + height / 2 + y * scale
-    tab.pointer("Moved", *at)
-    for kind in ("Pressed", "Released"):
-        tab.pointer(kind, *at, held=kind == "Pressed", name=name)
-    tab.frames()
-    assert tab.ask(MAP + ".current") == "0"
-    assert not tab.ask("document.getElementById('viewer').open")
-
-
-def test_a_twitch_of_the_pointer_leaves_the_choice_of_keys(tab: Browser, pages: dict[str, Path]) -> None:
-    tab.open(pages["one"])
-    left, top, width, height = tab.place("#map-canvas")
-    x, y, _, wide, high = tab.ask(ON_MAP)
-    scale = 0.94 * min(width / wide, height / high)
-    at = left + width / 2 + x * scale, top + height / 2 + y * scale
-    tab.ask("document.getElementById('map-canvas').focus()")
-    tab.press("ArrowRight")
-    chosen = tab.ask(MAP + ".current")
-    assert chosen not in ("-1", "0")
-    for by in (0, 3):  # over a dot, by little
-        tab.pointer("Moved", at[0] + by, at[1])
-    tab.pointer("Moved", left + 3, top + 3)  # far, to where no dot is
-    tab.pointer("Moved", left - 9, top - 9)  # and out of the map
-    tab.frames()
-    assert tab.ask(MAP + ".current") == chosen
-    assert tab.ask("document.getElementById('map-tip').checkVisibility()")
-    tab.pointer("Moved", left + 3, top + 3)
-    tab.pointer("Moved", *at)  # a dot that is pointed at on purpose
-    tab.frames()
-    assert tab.ask(MAP + ".current") == "0"
-    tab.pointer("Moved", left - 9, top - 9)
-    tab.frames()
-    assert tab.ask(MAP + ".current") == "-1"
-
-
 def test_map_is_moved_by_keys_and_says_where_it_is(tab: Browser, pages: dict[str, Path]) -> None:
     tab.open(pages["one"])
     tab.place("#map-canvas")
@@ -424,25 +320,3 @@ def test_map_is_moved_by_keys_and_says_where_it_is(tab: Browser, pages: dict[str
     assert tab.ask("document.getElementById('viewer').open")
     tab.press("Escape")
     assert tab.ask(FOCUSED) == "map-canvas"
-
-
-def test_map_shows_one_class(tab: Browser, pages: dict[str, Path]) -> None:
-    tab.open(pages["one"])
-    whole = tab.ask(PIXELS)
-    tab.click("#map-legend button")
-    assert tab.ask("document.getElementById('map-class').value") == "0"
-    assert tab.ask("document.querySelector('#map-legend button').getAttribute('aria-pressed')") == "true"
-    assert tab.ask(PIXELS) != whole
-    tab.click("#map-legend button")
-    assert tab.ask(PIXELS) == whole
-
-
-def test_navigation_marks_where_one_is(tab: Browser, pages: dict[str, Path]) -> None:
-    tab.open(pages["one"])
-    current = "document.querySelector('nav [aria-current]').hash"
-    assert tab.ask(current) == "#metrics"
-    tab.emulate(motion="reduce")
-    tab.click("nav a[href='#confusions']")
-    tab.frames(4)
-    assert tab.ask(current) == "#confusions"
-    assert tab.ask("getComputedStyle(document.documentElement).scrollBehavior") == "auto"

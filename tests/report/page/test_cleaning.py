@@ -17,7 +17,6 @@ from vicinal.data import Table, apply_decisions
 from vicinal.report import write_cleaning_page
 
 BAR = "document.getElementById('review-count').textContent"
-CURRENT = "document.querySelector('li.current .label').title"
 
 
 def planted(folder: Path) -> Table:
@@ -77,14 +76,6 @@ def test_decisions_of_an_earlier_page_are_made_already(findings: Findings, tmp_p
     review = Page(tmp_path / "c.html").data["review"]
     decided = {(review["images"][str(number)]["path"], *rest) for number, *rest in review["decided"]}
     assert decided == {("20.png", "drop", ""), ("4.png", "relabel", "owl")}
-
-
-def test_images_without_labels_cannot_be_relabeled(tmp_path: Path) -> None:
-    table = Table(pd.DataFrame({"id_": range(8)}))
-    write_cleaning_page(tmp_path / "c.html", find_problems(np.eye(4)[[0, 0, 0, 0, 1, 1, 2, 3]], table))
-    read = Page(tmp_path / "c.html")
-    assert not read.data["review"]["hasLabels"]
-    assert "label-error" not in read.sections
 
 
 @pytest.fixture
@@ -158,24 +149,6 @@ def test_keys_decide_about_the_enlarged_image(opened: Browser) -> None:
     decided = "[...new Set([...document.querySelectorAll('[data-decision] > [data-view]')].map((c) => c.dataset.view))]"
     second = opened.ask("document.querySelectorAll('#near-duplicate button[data-view]')[1].dataset.view")
     assert opened.ask(decided) == [second]
-
-
-def test_arrows_go_on_images_only_and_typing_is_no_command(opened: Browser) -> None:
-    opened.press("ArrowDown")  # scrolls
-    assert opened.ask("document.querySelector('li.current')") is None
-    opened.press("j")
-    opened.press("ArrowDown")
-    assert opened.ask("document.querySelector('li.current').closest('section').id") == "near-duplicate"
-    opened.press("ArrowUp")
-    assert opened.ask("document.querySelector('li.current').closest('section').id") == "broken"
-    opened.press("k")
-    assert opened.ask("document.querySelector('li.current').closest('section').id") == "broken"
-    opened.press("r")
-    for letter in "xju":
-        opened.press(letter)
-    assert opened.ask("document.getElementById('relabel-name').value") == "xju"
-    opened.press("Escape")
-    assert opened.ask(BAR) == "No decisions yet"
 
 
 def test_it_fits_a_phone_where_buttons_decide(tab: Browser, page: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.report.page.cases import Case, Page, case_of, digits_case, results_of
+from tests.report.page.cases import Case, Page, digits_case, results_of
 from tests.report.page.test_single import write_run
 from vicinal.analysis import query_changes
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.evaluation.bootstrap import common_metrics
-from vicinal.report.page.comparison import EvaluatedEmbeddings, apart, write_comparison_page
+from vicinal.report.page.comparison import EvaluatedEmbeddings, write_comparison_page
 from vicinal.utils.errors import InputError
 
 
@@ -56,15 +56,6 @@ def test_queries_that_changed(sets: dict[str, EvaluatedEmbeddings], tmp_path) ->
     assert len([item for item in page.all("li") if "data-row" in item]) == min(better, 10) + min(worse, 10)
 
 
-def test_sets_without_common_queries(tmp_path) -> None:
-    sets = {
-        name: EvaluatedEmbeddings(*case_of(np.eye(4)[[0, 0, 1, 1]], [f"{name}{at}" for at in (0, 0, 1, 1)]))
-        for name in "ab"
-    }
-    write_comparison_page(tmp_path / "page.html", sets)
-    assert "The sets share no queries." in Page(tmp_path / "page.html").words
-
-
 def test_settings_that_differ(sets: dict[str, EvaluatedEmbeddings], tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name) for name in ("a", "b")]
     (runs[1] / "recipe.yaml").write_text("loss: {margin: 0.2, scale: 3}\n")
@@ -74,15 +65,6 @@ def test_settings_that_differ(sets: dict[str, EvaluatedEmbeddings], tmp_path: Pa
     assert page.sections == ["metrics", "changes", "similarities", "recipe", "curves", "data"]
     assert "2 of 2 settings differ" in page.words
     assert "loss.margin0.10.2" in page.words
-
-
-def test_settings_are_of_known_recipes_alone(sets: dict[str, EvaluatedEmbeddings], tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / name) for name in "ab"]
-    with_runs = {name: each._replace(run=run) for (name, each), run in zip(sets.items(), runs, strict=True)}
-    write_comparison_page(tmp_path / "page.html", {**with_runs, "without": sets["plain"]})
-    words = Page(tmp_path / "page.html").words
-    assert "All settings of noisy <b>, plain are the same." in words
-    assert "settings differ" not in words
 
 
 @pytest.mark.parametrize("without_paths", [False, True])
@@ -102,59 +84,6 @@ def test_sets_of_other_queries_have_no_differences(
     assert "part − all" not in words
     assert "differences to" not in words
     assert "Small numbers are 95 % intervals." in words  # those of the values
-
-
-def test_why_sets_are_apart(sets: dict[str, EvaluatedEmbeddings]) -> None:
-    first = sets["plain"]
-    frame = first.table.frame
-
-    def other(**columns: object) -> EvaluatedEmbeddings:
-        table = Table(frame.assign(**columns))
-        return EvaluatedEmbeddings(first.vectors, table, evaluate(first.vectors, table))
-
-    moved = other(path=frame["path"].str.replace("digits", "moved"))
-    assert apart(first, sets["noisy <b>"]) is None
-    assert apart(first, moved) is None
-    assert apart(first, other(label=frame["label"][::-1].to_numpy())) == "its queries are others, or have other labels"
-    assert apart(first, other(path=frame["path"] + "x")) == "its queries are others, or have other labels"
-    asked = other(is_query=frame.index < 50, is_gallery=True)
-    assert apart(first, asked) == "its protocol is query/gallery, not leave-one-out"
-    assert (
-        apart(asked, other(is_query=frame.index < 50, is_gallery=frame.index >= 50)) == "150 gallery images against 200"
-    )
-
-
-def test_without_intervals_there_is_no_word_of_them(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
-    write_comparison_page(tmp_path / "page.html", sets)
-    words = Page(tmp_path / "page.html").words
-    assert "plain − noisy <b>" in words
-    assert "★" in words
-    for word in ("interval", "chance may explain", "▲", "▼", "not clear", "too narrow"):
-        assert word not in words
-    results = results_of(sets, differences={"plain": {"mAP": (0.1, 0.2)}})
-    write_comparison_page(tmp_path / "page.html", sets, results=results)
-    words = Page(tmp_path / "page.html").words
-    assert "chance may explain" in words
-    assert "The queries are of 10 classes; with fewer than 20 the intervals are too narrow." in words
-
-
-def test_names_of_sets_do_not_name_the_home_folder(sets: dict[str, EvaluatedEmbeddings], tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    inside = {f"{tmp_path}/{at}.parquet": each for at, each in enumerate(sets.values())}
-    results = results_of(inside, differences={f"{tmp_path}/1.parquet": {"mAP": (0.1, 0.2)}})
-    write_comparison_page(tmp_path / "page.html", inside, title=f"{tmp_path}/both", results=results)
-    page = Page(tmp_path / "page.html")
-    assert str(tmp_path) not in page.source
-    assert "1.parquet − 0.parquet" in page.words
-    assert "~/1.parquet · leave-one-out" in page.words  # where it is, among the data
-    assert "+10.00 to +20.00" in page.words
-
-
-def test_three_sets_are_held_against_the_first(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
-    write_comparison_page(tmp_path / "page.html", {**sets, "third": sets["plain"]})
-    page = Page(tmp_path / "page.html")
-    assert "third − noisy <b>" in page.words
-    assert "third against noisy <b>" in page.words
 
 
 def test_bad_input(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
@@ -177,16 +106,6 @@ def test_differences_have_p_values_and_come_before_the_values(sets: dict[str, Ev
     assert "metricplain − noisy <b>noisy <b>plain" in words
     write_comparison_page(tmp_path / "page.html", sets)
     assert "permutation test" not in Page(tmp_path / "page.html").words
-
-
-def test_what_sets_have_in_common_is_said_once(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
-    first, second = (each._replace(backbone="vit", num_left_out=at) for at, each in enumerate(sets.values()))
-    write_comparison_page(tmp_path / "page.html", {"/runs/a": first, "/runs/b": second})
-    words = Page(tmp_path / "page.html").words
-    assert "b against a · vit, 64 dimensions · b: 1 file left out · 2" in words
-    other = second._replace(backbone="resnet50")
-    write_comparison_page(tmp_path / "page.html", {"/runs/a": first, "/runs/b": other})
-    assert "a: vit, 64 dimensions · b: resnet50, 64 dimensions" in Page(tmp_path / "page.html").words
 
 
 def test_differences_are_clear_where_the_interval_leaves_out_zero(

@@ -10,8 +10,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from tests.report.page.browser import Browser, browser, chromium
-from vicinal.report.page.study import write_study_page
-from vicinal.report.study_trial import StudyTrial
+from vicinal.report.page.study import StudyTrial, write_study_page
 
 EVIL = "<script>alert(1)</script>"
 TRIALS = [
@@ -52,14 +51,6 @@ def test_a_page_has_all_trials_the_best_one_first(page: Path) -> None:
     assert "72.50 ± 3.54 %" in text
     assert text.count(EVIL) == 0
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
-
-
-def test_a_page_without_scores(tmp_path: Path) -> None:
-    write_study_page(tmp_path / "report.html", TRIALS[2:3], metric="recall@1")
-    text = (tmp_path / "report.html").read_text()
-    assert 'id="trials"' in text
-    for name in ("best", "test", "settings", "importance", "history", "recipe"):
-        assert f'<section id="{name}"' not in text
 
 
 def test_the_plots_of_optuna_have_the_colors_of_the_page(page: Path) -> None:

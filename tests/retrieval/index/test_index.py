@@ -425,3 +425,22 @@ def test_files_are_written_anew_after_many_changes(tmp_path: Path, monkeypatch) 
             assert each.metadata.ids.tolist() == [*range(3), *range(4, 210), *range(211, 260)]
             np.testing.assert_allclose(each.vectors()[-30:], unit(30, seed=2), atol=1e-3)
             assert each.search(unit(30, seed=2), 1).ids.ravel().tolist() == [*range(230, 260)]
+
+
+def test_exact_equals_top_k() -> None:
+    vectors = unit(300)
+    index = Index.build(vectors, table(300))
+    assert (index.kind, len(index), index.dim) == ("exact", 300, 8)
+    found, wanted = index.search(vectors[:20] * 3, 12), top_k(vectors[:20], vectors, 12)
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-6)
+    assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
+
+
+def test_hnsw_finds_neighbors_after_random_deletes() -> None:
+    vectors = normalized(np.random.default_rng(0).standard_normal((4000, 32)))
+    index = Index.build(vectors, table(len(vectors)), "hnsw")
+    before, order = recall_of(index, vectors, vectors[:200]), np.random.default_rng(1).permutation(4000)
+    for start, stop in itertools.pairwise((0, 2000, 3200, 3600, 3960)):
+        index.delete(order[start:stop])
+        assert recall_of(index, vectors, vectors[:200]) >= before - 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -252,3 +253,20 @@ def test_a_full_disk_loses_nothing(server: Server) -> None:
     with RemoteIndex.connect(url, timeout=30) as index:
         index.upsert(vectors, table)
         assert is_complete(index)
+
+
+def test_threads_share_an_index(server: Server) -> None:
+    vectors, table = images()
+    with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
+        found: list[bool] = []
+
+        def search(first: int) -> None:
+            for row in range(first, first + 5):
+                found.append(index.lookup(index.search(vectors[row : row + 1], 1).ids[0])["path"][0] == f"/{row}.png")
+
+        threads = [threading.Thread(target=search, args=(first,)) for first in range(0, 40, 10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 20

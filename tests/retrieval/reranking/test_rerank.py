@@ -5,13 +5,15 @@ import math
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.retrieval.reranking import rerank_references as references
 from tests.retrieval.reranking.rerank_references import clusters, lattice
-from vicinal.evaluation import evaluate_arrays
+from vicinal.data.table import Table
+from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.retrieval import (
     ContextualReranking,
     DatabaseAugmentation,
@@ -25,7 +27,7 @@ from vicinal.retrieval import (
     rerank,
     top_k,
 )
-from vicinal.retrieval.reranking import base, expansion, neighbor_sets, reciprocal
+from vicinal.retrieval.reranking import base, contextual, expansion, neighbor_sets, reciprocal
 from vicinal.utils.errors import InputError
 
 REFERENCES = {
@@ -317,3 +319,34 @@ def test_memory_does_not_grow_with_the_square_of_the_gallery(method: Reranking) 
     rerank(vectors[:500], vectors[:500], 5, method, exclude_self=np.arange(500))  # what libraries take once
     extra = peak_extra_megabytes(lambda: rerank(vectors, vectors, 20, method, exclude_self=np.arange(20_000)))
     assert extra < 400  # one float32 for each pair would be 1,600
+
+
+@pytest.mark.parametrize("method", EACH, ids=name)
+def test_a_query_does_not_depend_on_other_queries(method: Reranking) -> None:
+    gallery, _ = clusters(60, 6, seed=4)
+    queries = gallery[:9] + 0.1
+    together = rerank(queries, gallery, 20, method)
+    for row in range(9):
+        alone = rerank(queries[row : row + 1], gallery, 20, method)
+        np.testing.assert_array_equal(alone.ids[0], together.ids[row])
+        np.testing.assert_array_equal(alone.scores[0], together.scores[row])
+
+
+@pytest.mark.parametrize("method", [ContextualReranking(k=5), ReciprocalReranking(k1=6, k2=3)], ids=name)
+def test_increments_in_memory_are_bounded(monkeypatch, method: Reranking) -> None:
+    vectors = np.concatenate([np.ones((40, 12)), clusters(40, 4, seed=0)[0]])
+    table, held = Table(pd.DataFrame({"label": np.arange(80) // 4})), []
+    monkeypatch.setattr(base, "MAX_INCREMENTS", 100)
+    for kind in (contextual._ContextualScores, reciprocal._ReciprocalScores):
+
+        def increments(self, start: int, stop: int, increments=kind.increments):
+            found = increments(self, start, stop)
+            assert (np.bincount(found.rows, minlength=stop - start) <= self.max_increments()[start:stop]).all()
+            held.append((stop - start, len(found.rows)))
+            return found
+
+        monkeypatch.setattr(kind, "increments", increments)
+    rerank(vectors, vectors, 3, method, exclude_self=np.arange(80))
+    evaluate(vectors, table, rerank=method)
+    assert sum(queries for queries, _ in held) == 160
+    assert all(count <= 100 or queries == 1 for queries, count in held)

@@ -162,7 +162,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("data:\n  num_workers: -1\n", "recipe.yaml:2: data.num_workers = -1 must be"),
         ("transform:\n  size: 0\n", "recipe.yaml:2: transform.size is 0; it must be"),
         ("validation: {metric: recall@0}\n", "recipe.yaml:1: validation.metric = recall@0: recall@0 is invalid"),
-        ("validation: {metric: rank@1}\n", "recipe.yaml:1: validation.metric = rank@1: there is no metric 'rank@1'"),
+        ("validation: {metric: rank@1}\n", "recipe.yaml:1: validation.metric = rank@1: unknown metric 'rank@1'"),
         ("schedule: {decay: 2}\n", "recipe.yaml:1: schedule.decay = 2"),
         ("schedule: {every: 3}\n", "recipe.yaml:1: schedule.every = 3 must be left out unless schedule.name is step"),
         ("epochs: 0.5\n", "recipe.yaml:1: epochs = 0.5 must be an integer, or null; max_steps ends a run within an"),

@@ -33,7 +33,7 @@ def check_labels(labels: npt.NDArray[np.generic], name: str = "label") -> None:
 def rows_by_class(labels: npt.NDArray[np.generic]) -> tuple[list[object], list[Integers]]:
     """The classes in sorted order, and the rows of each."""
     if not len(labels):
-        raise InputError("there are no labels, so no batch can be made; give at least one image")
+        raise InputError("no labels to make batches of; give at least one image")
     check_labels(labels)
     classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows = np.argsort(codes, kind="stable")
@@ -122,7 +122,6 @@ def exhaustive_batches(
 def _exhaust(
     members: Sequence[Integers], classes_per_batch: int, samples_per_class: int, rng: np.random.Generator
 ) -> Integers:
-    """The batches of one pass, as :func:`exhaustive_batches`."""
     order = rng.permutation(len(members))
     groups = [_whole_groups(rng.permutation(members[each]), samples_per_class) for each in order]
     left = np.array([len(each) for each in groups])

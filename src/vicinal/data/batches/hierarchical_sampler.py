@@ -222,7 +222,6 @@ def _merge_small(
 def _divide_into_sections(
     members: Sequence[Integers], num_sections: int, rng: np.random.Generator
 ) -> list[list[Integers]]:
-    """Divide classes at random into sections with about as many images and, but for one, as many classes."""
     by_size = sorted((members[each] for each in rng.permutation(len(members))), key=len, reverse=True)
     num_rounds = -(-len(members) // num_sections)
     section_of = np.concatenate([rng.permutation(num_sections) for _ in range(num_rounds)])

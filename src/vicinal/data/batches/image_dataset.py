@@ -168,7 +168,6 @@ class ImageDataset:
 
 
 def _in_threads(function: Callable[[int], Loaded], rows: range) -> Iterator[Loaded]:
-    """What a function that reads an image returns for each row."""
     with thread_pool() as pool:
         yield from track(pool.map(function, rows), "reading images", total=len(rows))
 

@@ -48,17 +48,6 @@ class PixelBatches(Dataset[Any]):
         batches: The rows of each batch; whole images differ in size, so that their batches must have one image.
 
     Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows.
-
-    Example:
-        >>> import pandas as pd, tempfile
-        >>> from PIL import Image
-        >>> from vicinal.data import ImageTransform, Table
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (9, 9)).save(f"{folder}/a.png")
-        ...     table = Table(pd.DataFrame({"path": ["a.png", "lost.png"]}), root=folder)
-        ...     pixels, errors = PixelBatches(ImageDataset(table, ImageTransform(size=8)), [range(2)])[0]
-        >>> pixels.shape, list(errors)
-        (torch.Size([1, 3, 8, 8]), [1])
     """
 
     def __init__(self, dataset: ImageDataset, batches: Sequence[Iterable[int]]) -> None:
@@ -106,11 +95,7 @@ def load_pixels(
 
 
 def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
-    """The pixels of a batch, or what was computed of them.
-
-    Raises:
-        UnreadableImageError: One of its images cannot be read, with its row and path.
-    """
+    """The pixels of a batch, or what was computed of them."""
     pixels, errors = batch
     for row, error in errors.items():
         raise UnreadableImageError(f"row {row}: {error}")
@@ -134,9 +119,6 @@ def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, di
     """The pixels of the readable images of all batches, or what was computed of them.
 
     At the end the dataset leaves out the other images.
-
-    Raises:
-        NoReadableImageError: None of the images can be read.
     """
     errors: dict[int, InputError] = {}
     yield from skip_unreadable(batches, errors)
@@ -147,7 +129,7 @@ CPU_BATCH = 8
 """Images that a CPU embeds at a time: the activations of more do not stay in its caches."""
 
 Mapped: TypeAlias = tuple[Floats, dict[int, str]]
-"""What a function gave for the readable images of a batch, and the errors of the others by their rows."""
+"""The result of a function for the readable images of a batch, and the errors of the others by their rows."""
 
 
 def map_pixels(

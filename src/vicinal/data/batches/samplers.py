@@ -27,9 +27,6 @@ class EpochBatchSampler(ABC):
         seed: The seed of the random order; not negative.
         rank: The number of this process.
         world_size: The number of processes.
-
-    Raises:
-        InputError: The number of batches, seed or rank is out of range.
     """
 
     def __init__(self, batch_size: int, num_batches: int | None, seed: int, rank: int, world_size: int) -> None:
@@ -213,7 +210,6 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
             )
 
     def _smaller_batch(self) -> str:
-        """What to do if there are too few classes for a batch."""
         if len(self.members) < 2:
             return "at least two classes with enough images are needed"
         return f"take a batch_size of {len(self.members) * self.samples_per_class} or less, or more images per class"

@@ -96,4 +96,4 @@ BENCHMARKS = {
     "roxford_1m": "landmarks, revisited Oxford with a million distractors",
     "rparis_1m": "landmarks, revisited Paris with a million distractors",
 }
-"""What each benchmark is, by the name of its function in this package, which recipes and the command use too."""
+"""Descriptions of the benchmarks by the names of their functions, which recipes and the command use too."""

@@ -48,9 +48,6 @@ def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
     Args:
         folder: The folder of the images.
         write: A function that writes the images into the given folder and returns their table, with relative paths.
-
-    Raises:
-        InputError: The folder holds other files or cannot be written.
     """
 
     def fill(new: Path) -> None:
@@ -69,9 +66,6 @@ def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> N
         folder: The folder.
         marker: A file or folder in it that exists when it is complete.
         fill: A function that writes the content into the given empty folder.
-
-    Raises:
-        InputError: The folder holds other files or cannot be written.
     """
     if _is_whole(folder, marker):
         return
@@ -106,7 +100,6 @@ def _create(folder: Path) -> Path:
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of writing into an InputError."""
     try:
         yield
     except OSError as error:
@@ -125,9 +118,6 @@ def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str
         suffixes: The endings, such as `.png`; other files are left out.
         pattern: A regular expression of the whole names of these files in the archive, with folders.
         layout: The pattern in words, for messages.
-
-    Raises:
-        InputError: The archive is damaged, or a file has another name.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -156,9 +146,6 @@ def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence
         markers: Files or folders, relative to the folder of the benchmark, any of which tells that this is it.
         hint: What to do if there is none, such as where to download it.
 
-    Raises:
-        InputError: No folder has a marker. The message says what was looked for, and what is there instead.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as root:
@@ -181,7 +168,6 @@ def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence
 
 
 def _content(folder: Path, root: Path) -> str:
-    """What there is in a folder, for a message."""
     name = "it" if folder == root else f"{folder.relative_to(root)}/"
     try:
         entries = sorted(entry for entry in os.listdir(folder) if not entry.startswith("."))
@@ -229,10 +215,6 @@ def check_complete(name: str, table: Table, folder: Path) -> Table:
         name: The benchmark, a key of `COUNTS`; without an entry there, only the images are checked.
         table: Its table.
         folder: The folder of the copy, for messages.
-
-    Raises:
-        InputError: A split has other numbers of images or classes than published, or images are absent; the message
-            says how many, and names the first three.
     """
     check_counts(name, table, folder)
     check_images(table.paths, folder)

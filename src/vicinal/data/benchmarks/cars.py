@@ -24,9 +24,6 @@ def read_records(path: Path, variable: str, fields: Sequence[str]) -> list[Row]:
         path: The file.
         variable: The name of the struct array.
         fields: The names of the fields; their order in the file does not matter.
-
-    Raises:
-        InputError: The file cannot be read, or has no such variable or field.
     """
     from scipy.io import loadmat
 
@@ -45,7 +42,6 @@ def read_records(path: Path, variable: str, fields: Sequence[str]) -> list[Row]:
 
 
 def _text(value: object) -> str:
-    """The text of a field; 7.0 becomes 7."""
     number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
     return f"{number:.15g}" if isinstance(number, float) else str(number)
 
@@ -123,7 +119,6 @@ def _read_class_folders(folder: Path) -> pd.DataFrame:
 
 
 def _inside(folders: str | Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the folder to each path, one for all or one per image."""
     return frame.assign(path=pd.Series(folders, index=frame.index) + "/" + frame["path"])
 
 

@@ -78,9 +78,6 @@ def sfm_120k(root: str | Path | None = None) -> Table:
 def read_clusters(path: Path) -> pd.DataFrame:
     """Read the ids of images as `path`, their clusters as `label`, and the `split`, from a pickle.
 
-    Raises:
-        InputError: The pickle cannot be read, is not of this structure, or an id is there twice or no name of a file.
-
     Example:
         >>> import pickle, tempfile
         >>> part = {"cids": ["00aa11"], "cluster": [7], "qidxs": [], "pidxs": []}

@@ -54,7 +54,6 @@ def in_shop_highres(root: str | Path | None = None) -> Table:
 
 
 def _parent(folder: Path, images: str) -> Path:
-    """Where the folder of images is."""
     for parent in (folder, folder / "Img"):
         if (parent / images).is_dir():
             return parent
@@ -92,7 +91,6 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def _boxes(path: Path, images: list[str]) -> dict[str, tuple[float, ...]]:
-    """The bounding boxes of images; a line has two more fields between the name and the box."""
     boxes = {name: parse_box(fields[2:], f"{path}, line {line}") for line, (name, *fields) in _rows(path, 7)}
     missing = [image for image in images if image not in boxes]
     if missing:

@@ -87,7 +87,6 @@ def _training(folder: Path, file: str) -> pd.DataFrame:
 
 
 def _retrieval(folder: Path, file: str) -> pd.DataFrame:
-    """The images of the index, and the queries that have positives."""
     landmarks = _read(folder / INDEX_LABELS, ("id", "landmark_id")).set_index("id")["landmark_id"].to_dict()
     gallery = _read(folder / file, ("id",))["id"].tolist()
     _check_known(gallery, landmarks, folder / INDEX_LABELS)

@@ -30,16 +30,6 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, sep
             lines too.
         num_headers: The number of lines before the first image; at least one image must follow.
         separator: What is between two fields; by default any number of spaces.
-
-    Raises:
-        InputError: The file cannot be read, is not UTF-8, names no image, or a line has another number of fields.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "list.txt").write_text("0000001 7\n0000002 7\n")
-        ...     read_list(Path(folder, "list.txt"), (2,))
-        [(1, ['0000001', '7']), (2, ['0000002', '7'])]
     """
     check_regular_file(path)
     try:
@@ -65,9 +55,6 @@ def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
         path: The file, for messages.
         rows: Its lines.
         unit: What a line is called.
-
-    Raises:
-        InputError: Two have; the message names both.
     """
     first: dict[str, int] = {}
     for number, (name, *_) in rows:
@@ -82,9 +69,6 @@ def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) 
         path: The file.
         num_fields: The number of fields in each line, with the id.
         ids: Which must be there.
-
-    Raises:
-        InputError: As in :func:`read_list`, an id is there twice, or one is missing.
     """
     rows = read_list(path, (num_fields,))
     check_distinct(path, rows)
@@ -102,13 +86,6 @@ def class_number(text: str, where: str) -> int:
     Args:
         text: A field of a list.
         where: The file and line, for messages.
-
-    Raises:
-        InputError: The text is not a number of up to 18 digits.
-
-    Example:
-        >>> class_number("007", "list.txt, line 1")
-        7
     """
     if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
         raise InputError(f"{where}: {text[:40]!r} is not an integer of up to 18 digits")
@@ -122,13 +99,6 @@ def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> B
         fields: Four numbers, or texts of numbers.
         where: The file and line, for messages.
         has_size: Whether the last two numbers are width and height, instead of right and bottom.
-
-    Raises:
-        InputError: A field is not a number, or the box is empty or outside of its image.
-
-    Example:
-        >>> parse_box(["60.0", "27.0", "325.0", "304.0"], "bounding_boxes.txt, image 1", has_size=True)
-        (60.0, 27.0, 385.0, 331.0)
     """
     try:
         x_1, y_1, x_2, y_2 = (float(str(field)) for field in fields)
@@ -149,18 +119,7 @@ def box_columns(boxes: Iterable[Box]) -> dict[str, tuple[float, ...]]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        InputError: The file cannot be read, or is not JSON.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "data.json").write_text('[{"id": 7, "path": "a.jpg"}]')
-        ...     read_json(Path(folder, "data.json"))
-        [{'id': 7, 'path': 'a.jpg'}]
-    """
+    """Read a JSON file."""
     check_regular_file(path)
     try:
         return json.loads(path.read_bytes())
@@ -180,7 +139,6 @@ ALLOWED = {
     *((module, name) for module in MULTIARRAY for name in ("_reconstruct", "scalar")),
     *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
 }
-MAX_DEPTH = 100  # of nested values
 
 
 def read_plain_pickle(path: Path) -> Any:
@@ -194,20 +152,10 @@ def read_plain_pickle(path: Path) -> Any:
 
     Returns:
         A dict, list, str, int, float, bool, None or NumPy array; tuples and arrays of text or objects become lists.
-
-    Raises:
-        InputError: The file cannot be read, is not a pickle, or holds anything else.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "data.pkl").write_bytes(pickle.dumps({"a": [1, np.arange(2)]}))
-        ...     read_plain_pickle(Path(folder, "data.pkl"))
-        {'a': [1, array([0, 1])]}
     """
     check_regular_file(path)
     try:
-        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load(), {})
+        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load())
     except OSError as error:
         raise unreadable(path, error) from None
     except Exception as error:  # a damaged file can raise many types of errors
@@ -223,26 +171,12 @@ class _PlainUnpickler(pickle.Unpickler):
         return found if isinstance(found, type) else lambda *arguments: found(*arguments)
 
 
-def _to_plain(value: Any, seen: dict[int, Any], depth: int = 0) -> Any:
-    """Lists in place of tuples and of arrays of text or objects; a value that occurs twice is converted once."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"its values are nested more than {MAX_DEPTH} levels deep")
-    if id(value) not in seen:
-        seen[id(value)] = _convert(value, seen, depth + 1)
-    return seen[id(value)]
-
-
-def _convert(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    if type(value) is np.ndarray and value.dtype.kind in "biuf":
-        return value
-    if type(value) is np.ndarray and value.dtype.kind in "SUO":
+def _to_plain(value: Any) -> Any:
+    """Lists in place of tuples and of arrays of text or objects."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "SUO":
         value = [each.decode("latin1") if isinstance(each, bytes) else each for each in value.ravel().tolist()]
-    if type(value) is dict and all(type(key) is str for key in value):
-        return {key: _to_plain(item, seen, depth) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return [_to_plain(item, seen, depth) for item in value]
-    if isinstance(value, np.number | np.bool_ | np.str_):
-        return value.item()
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    raise ValueError(f"it holds a {type(value).__name__}")
+    if isinstance(value, dict):
+        return {key: _to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value

@@ -28,16 +28,6 @@ def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
     Args:
         path: The file.
         num_axes: The number of its axes: 1 for labels, 3 for images.
-
-    Raises:
-        InputError: The file cannot be read, has other types or axes, or another number of bytes than its header says.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "labels").write_bytes(b"\0\0\x08\x01" + b"\0\0\0\x03" + b"\x07\x02\x01")
-        ...     read_idx(Path(folder, "labels"), 1)
-        array([7, 2, 1], dtype=uint8)
     """
     check_regular_file(path)
     try:

@@ -66,7 +66,6 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def _attribute(path: Path) -> dict[int, int]:
-    """An attribute of the vehicles for which it is known."""
     rows = read_list(path, (2,))
     check_distinct(path, rows)
     where = [f"{path}, line {line}" for line, _ in rows]

@@ -17,7 +17,7 @@ CONTAINERS = {
     "hf": "a Hugging Face dataset: its name on the Hub, or a folder",
     "wds": "WebDataset shards, such as wds:data/train-{000000..000010}.tar",
 }
-"""What each container is, by the prefix of a source."""
+"""Descriptions of the containers by the prefix of a source."""
 
 
 def split_container(source: object) -> tuple[str, str] | None:

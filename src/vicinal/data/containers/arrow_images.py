@@ -83,7 +83,6 @@ class ImageColumns:
     def _rows(
         self, batches: Iterable[pa.RecordBatch | pa.Table], source: str
     ) -> Iterator[tuple[int, dict[str, Any] | None, dict[str, Any]]]:
-        """The number of each row, its image and its other values."""
         columns = {column: column for column in self.others} | ({"label": self.label} if self.label else {})
         row = 0
         for batch in batches:
@@ -117,9 +116,6 @@ def choose_columns(schema: pa.Schema, columns: NamedColumns, source: str) -> Ima
         columns: The columns that the user names. If none is named for images, it is `image`, else the only one; for
             labels, it is `label`, else the only one of classes.
         source: Where they come from, for messages.
-
-    Raises:
-        InputError: There is no such column, or several could be meant.
     """
     class_names = _class_names(schema)
     images = [field.name for field in schema if _is_image(field.type)]
@@ -134,7 +130,7 @@ def choose_columns(schema: pa.Schema, columns: NamedColumns, source: str) -> Ima
 
 
 def _choose(what: str, named: str | None, default: str, columns: list[str], source: str) -> str | None:
-    """The column that is named, else the default one, else the only one; None if there is none."""
+    """The column that is named, else the default one, else the only one, else None."""
     given = ", ".join(columns) or "none"
     if named is not None:
         if named not in columns:
@@ -164,7 +160,6 @@ def _is_value(kind: pa.DataType) -> bool:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """The names of the classes of each column of the type ClassLabel."""
     try:
         features = json.loads((schema.metadata or {})[METADATA])["info"]["features"]
         found = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
@@ -178,11 +173,7 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def holds_images(path: Path, path_column: str | None) -> bool:
-    """Whether a Parquet file holds images, and has no column with the paths of image files.
-
-    Raises:
-        InputError: It is not a Parquet file.
-    """
+    """Whether a Parquet file holds images, and has no column with the paths of image files."""
     with open_parquet(path) as file:
         schema: pa.Schema = file.schema_arrow
     column = path_column or "path"
@@ -206,7 +197,6 @@ def list_parquet_images(
 
 
 def _read_located(path: Path, named: NamedColumns, locations: Integers) -> Iterator[bytes]:
-    """The bytes of the images of some rows, in their order."""
     rows = locations[:, 1]
     with open_parquet(path) as file:
         image = choose_columns(file.schema_arrow, named, str(path)).image

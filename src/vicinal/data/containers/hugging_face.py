@@ -33,7 +33,7 @@ COLUMNS = ("query-id", "corpus-id", "score")
 
 
 def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
-    """The configurations that hold the corpus, the queries and their relevance; None if there are no such ones.
+    """The configurations that hold the corpus, the queries and their relevance; None if one is missing.
 
     Example:
         >>> relevance_configurations(["corpus", "qrels", "queries"])
@@ -53,9 +53,6 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
         loaded: The datasets `corpus`, `query` and `qrels`.
         source: Where they come from, for messages.
         columns: The columns that the user names.
-
-    Raises:
-        InputError: A column is missing, an id is unknown, or relevance is not that of classes.
     """
     corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
     relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
@@ -77,8 +74,6 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
 
 
 class _Side:
-    """The corpus or the queries: their ids, and what their images are."""
-
     def __init__(self, dataset: Any, columns: NamedColumns, source: str) -> None:
         self.dataset, self.source = dataset, source
         schema = dataset.features.arrow_schema
@@ -108,7 +103,6 @@ class _Side:
 
 
 def _relevant(qrels: Any, query_ids: Sequence[str], corpus_ids: Sequence[str], source: str) -> list[set[int]]:
-    """For each query, the rows of the corpus that are relevant for it."""
     if not {*COLUMNS} <= set(qrels.column_names):
         raise InputError(f"{source}, qrels: the columns are {', '.join(qrels.column_names)}, not {', '.join(COLUMNS)}")
     rows = [{name: row for row, name in enumerate(ids)} for ids in (query_ids, corpus_ids)]
@@ -133,13 +127,6 @@ def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: st
     Returns:
         The class of each image of the corpus and of each query, as integers. An image that is relevant for no query is
         a class of its own, and so is a query without relevant images.
-
-    Raises:
-        InputError: Two queries have some, but not all of their relevant images in common.
-
-    Example:
-        >>> relevance_classes([{0, 2}, {1}, {0, 2}], 4, "birds")
-        (array([0, 1, 0, 3]), array([0, 1, 0]))
     """
     labels = np.full(corpus_size, -1)
     firsts = [min(rows) if rows else corpus_size + query for query, rows in enumerate(relevant)]
@@ -162,7 +149,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 @dataclass(frozen=True)
 class DatasetName:
-    """What is read: a folder, or a name on the Hub with a revision; and the configuration."""
+    """A folder, or a name on the Hub with a revision; and the configuration."""
 
     path: str
     configuration: str | None = None
@@ -264,7 +251,6 @@ class _Dataset:
 
     @cached_property
     def _parts(self) -> list[tuple[Any, dict[str, str]]]:
-        """The datasets with images, and what is known of each."""
         loaded = self._loaded
         return [(loaded[each], {}) for each in SIDES] if self._has_relevance else list(_splits(loaded, self.name))
 
@@ -296,7 +282,7 @@ def _test_split(loaded: Any, source: str) -> Any:
 
 
 def _splits(loaded: Mapping[str, Any], name: DatasetName) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The known splits, and the column that tells them; a single split `train` is none."""
+    """The known splits, and the column that tells them; a single split `train` gives no column."""
     unknown = [split for split in loaded if split.lower() not in SPLIT_NAMES]
     if len(loaded) > 1 and unknown:
         log(f"{name}: left out the splits {', '.join(unknown)}; the known ones are {', '.join(SPLIT_NAMES)}")

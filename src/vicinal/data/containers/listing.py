@@ -40,8 +40,8 @@ class NamedColumns:
     """The columns of a container that the user names.
 
     Args:
-        image: The column of images; None: it can be told.
-        label: The column of labels; None: it can be told, or there is none.
+        image: The column of images; None: it is found by its type.
+        label: The column of labels; None: it is found by its name, or there are no labels.
         needs_labels: Whether a container without labels is an error.
     """
 
@@ -76,7 +76,7 @@ class Sample:
     """One image of a container.
 
     Args:
-        image: Where its bytes are, or a file that stays where it is; None: there is none, and the sample is left out.
+        image: Where its bytes are, or a file that stays where it is; None: the sample has no image and is left out.
         name: Its name in the container, or an empty text.
         values: Its columns. An image without a `label`, where others have one, is left out.
     """
@@ -143,10 +143,6 @@ def list_images(
         read: How their bytes are read.
         columns: The columns that the user names.
         whole: Whether all images are written at once, since the container may be another one at the next call.
-
-    Raises:
-        InputError: There are no images, none of the labels that are needed, or a column that is not valid; or
-            writing fails.
     """
 
     def fill(new: Path) -> None:
@@ -221,7 +217,6 @@ def _location_columns(sample: Sample) -> dict[str, Any]:
 
 
 def _labeled(frame: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The rows with a label; all rows, without that column, if none has a label."""
     if "label" not in frame:
         return frame
     has_label = frame["label"].notna()
@@ -243,12 +238,10 @@ def _paths(frame: pd.DataFrame) -> list[str]:
 
 
 def _row(path: str) -> int:
-    """The row of an image by its path."""
     return int(os.path.basename(path).partition(".")[0])
 
 
 def _is_there(path: str, size: int) -> bool:
-    """Whether a file was written, with this size unless that is 0."""
     try:
         written = os.stat(path).st_size
     except OSError:
@@ -257,7 +250,6 @@ def _is_there(path: str, size: int) -> bool:
 
 
 def _write_rows(rows: list[int], paths: dict[int, str], locations: Integers, read: ReadImages, source: str) -> None:
-    """Write the images of some rows."""
     if not rows:
         return
     contents = iter(track(read(locations[rows]), "writing images", len(rows)))

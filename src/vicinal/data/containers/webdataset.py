@@ -65,7 +65,6 @@ def _with_splits(shards: list[Path], samples: Iterable[Iterable[Sample]]) -> Ite
 
 
 def _read_located(shards: list[Path], locations: Integers) -> Iterator[bytes]:
-    """The bytes of some images."""
     for number in np.unique(locations[:, 0]).tolist():
         shard = shards[number]
         try:
@@ -81,11 +80,7 @@ def _read_located(shards: list[Path], locations: Integers) -> Iterator[bytes]:
 
 
 def find_shards(pattern: str) -> list[Path]:
-    """The tar files of a pattern with ranges such as `{000000..000010}` and with `*` and `?`, in order.
-
-    Raises:
-        InputError: There are none, or some of a range are absent.
-    """
+    """The tar files of a pattern with ranges such as `{000000..000010}` and with `*` and `?`, in order."""
     shards: list[Path] = []
     for name in _expanded(pattern):
         shards += sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else [Path(name)]
@@ -100,7 +95,6 @@ def find_shards(pattern: str) -> list[Path]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """The names that a pattern with ranges stands for."""
     found = RANGE.search(pattern)
     if found is None:
         yield pattern
@@ -111,7 +105,6 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def _splits(shards: list[Path]) -> list[str | None]:
-    """The split that the name of each shard tells."""
     found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
     return [SPLIT_NAMES[match[1]] if match else None for match in found]
 
@@ -248,7 +241,6 @@ def _is_image(suffix: str) -> bool:
 
 
 def _text(content: bytes, where: str) -> str | int:
-    """A label: an integer, or text."""
     try:
         text = content.decode().strip()
     except UnicodeDecodeError:

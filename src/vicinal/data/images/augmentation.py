@@ -27,11 +27,6 @@ class AugmentationSampler:
 
     Args:
         transform: The transform of the images.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> AugmentationSampler(ImageTransform(flip=1.0)).draw()
-        tensor([1.])
     """
 
     def __init__(self, transform: ImageTransform) -> None:
@@ -80,11 +75,6 @@ def augment(pixels: Tensor, parameters: Tensor, transform: ImageTransform) -> Te
 
     Returns:
         uint8, of the same shape.
-
-    Example:
-        >>> pixels, transform = torch.tensor([[[[10, 20]]]], dtype=torch.uint8), ImageTransform(channels=1)
-        >>> augment(pixels, torch.tensor([[1.0]]), transform)
-        tensor([[[[20, 10]]]], dtype=torch.uint8)
     """
     columns = list(parameters[:, :, None, None, None].unbind(1))  # [n, 1, 1, 1] each
     if transform.flip:

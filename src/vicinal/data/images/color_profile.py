@@ -37,7 +37,7 @@ def to_srgb(image: Image.Image) -> Image.Image:
 
 
 def profile_transform(image: Image.Image) -> Any:
-    """What converts the colors of an image to sRGB; None if they are those of sRGB or nothing says otherwise."""
+    """The transform of an image's colors to sRGB; None if they are sRGB or no profile says otherwise."""
     profile = image.info.get("icc_profile")
     if not isinstance(profile, bytes) or not profile or image.mode not in MODES:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +18,53 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.color_profile import profile_transform, to_srgb
 from vicinal.data.images.formats import HEIF_NEEDS, CountedFile, register_heif
-from vicinal.data.images.turbo_jpeg import decode_pixels
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
+
+COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
+"""Mode of the image in Pillow and number of channels -> what is asked of the decoder.
+
+Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, of which Pillow takes another average.
+"""
+
+
+def decode_pixels(
+    path: str | Path, size: tuple[int, int], mode: str, channels: int, reduction: int
+) -> npt.NDArray[np.uint8] | None:
+    """Decode a JPEG, as it is stored, without turning it upright.
+
+    Args:
+        path: the file.
+        size: its width and height, as its header has them.
+        mode: the mode that Pillow has for it.
+        channels: 3 for RGB, 1 for grayscale.
+        reduction: divisor of the sides, which are rounded up: 1, 2, 4 or 8.
+
+    Returns:
+        uint8 `[height, width, channels]`, the pixels that Pillow gives; None without simplejpeg, for a kind of image
+        that is left to Pillow, and for a damaged file, about which Pillow has the better message.
+    """
+    simplejpeg, colorspace = _simplejpeg(), COLORSPACES.get((mode, channels))
+    if simplejpeg is None or colorspace is None:
+        return None
+    width, height = (-(-side // reduction) for side in size)
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            Path(path).read_bytes(), colorspace, min_height=height, min_width=width
+        )
+    except ValueError:  # of strict decoding, which also refuses what Pillow would only warn of
+        return None
+    return pixels if pixels.shape == (height, width, channels) else None
+
+
+@cache
+def _simplejpeg() -> ModuleType | None:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
 
 Values: TypeAlias = npt.NDArray[Any]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -39,7 +84,7 @@ SIDEWAYS = range(5, 9)  # those that swap width and height
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> Image.Image:
+def read_image(path: str | Path, channels: int = 3) -> Image.Image:
     """Read an image file, rotate it upright according to its EXIF data, and convert it to sRGB by its ICC profile.
 
     The formats are JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, TGA, JPEG 2000 and AVIF, whatever the name of the file says,
@@ -50,15 +95,13 @@ def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> I
     Args:
         path: The file.
         channels: 3 for RGB, 1 for grayscale.
-        box: The left, top, right and bottom edge of a bounding box to which the image is cropped, in pixels of the
-            upright image; None keeps all of it.
 
     Returns:
         A decoded image of mode RGB or L.
 
     Raises:
         InputError: The file does not exist, is not an image of these formats, is damaged, or has more than 128 million
-            pixels, which the header tells before memory is allocated; or the box lies outside of the image.
+            pixels, which the header tells before memory is allocated.
 
     Example:
         >>> import tempfile
@@ -69,7 +112,7 @@ def read_image(path: str | Path, channels: int = 3, box: Box | None = None) -> I
         ('RGB', (4, 2))
     """
     with open_image(path, channels) as image:
-        return crop_to_box(decoded(image), box, path)
+        return decoded(image)
 
 
 @contextmanager
@@ -82,17 +125,6 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
 
     Returns:
         A context manager of a :class:`EncodedJpeg`, or of a decoded image if the file has another format.
-
-    Raises:
-        InputError: As :func:`read_image`, here or when the JPEG is decoded.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Image.new("L", (640, 480)).save(f"{folder}/black.jpg")
-        ...     with open_image(f"{folder}/black.jpg") as jpeg:
-        ...         jpeg.size, jpeg.decode(max_reduction=5.0).size
-        ((640, 480), (160, 120))
     """
     check_regular_file(path)
     with ExitStack() as stack:
@@ -144,9 +176,6 @@ class EncodedJpeg:
 
         Returns:
             A decoded image of mode RGB or L, upright.
-
-        Raises:
-            InputError: The file is damaged.
         """
         image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
@@ -175,12 +204,7 @@ class EncodedJpeg:
 
 
 def decoded(image: Image.Image | EncodedJpeg, max_reduction: float = 1.0) -> Image.Image:
-    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`.
-
-    Example:
-        >>> decoded(Image.new("L", (640, 480)), max_reduction=4.0).size
-        (640, 480)
-    """
+    """An image of :func:`open_image` with its pixels; only a JPEG is reduced, as by :meth:`EncodedJpeg.decode`."""
     return image if isinstance(image, Image.Image) else image.decode(max_reduction)
 
 
@@ -192,7 +216,6 @@ def _decode(image: Image.Image, path: str | Path, channels: int) -> Image.Image:
 
 @contextmanager
 def _one_line_errors(path: str | Path) -> Iterator[None]:
-    """Make an InputError of whatever Pillow raises on a file."""
     try:
         yield
     except UnidentifiedImageError:
@@ -207,7 +230,6 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 
 @cache
 def _known_formats() -> list[str]:
-    """The formats of FORMATS that this Pillow can decode, and HEIC if its package is installed."""
     Image.init()
     return [name for name in (*FORMATS, *register_heif()) if name in Image.OPEN]
 
@@ -281,7 +303,6 @@ def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
 
 
 def _shades_of_16_bits(image: Image.Image) -> ToBytes:
-    """The function from 16-bit values to 8 bits, by a table of all values."""
     shades = np.rint(np.arange(WHITE_UINT16 + 1) * (255 / WHITE_UINT16)).astype(np.uint8)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
@@ -317,7 +338,6 @@ def _in_strips(image: Image.Image, to_bytes: ToBytes) -> Image.Image:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Parts of an image of its full width, each with the number of its first row."""
     height = max(1, STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, height):
         yield top, image.crop((0, top, image.width, min(top + height, image.height)))
@@ -326,3 +346,18 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def _on_white(image: Image.Image) -> Image.Image:
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
+    """The image of a file in at most `size` x `size` pixels.
+
+    Args:
+        path: the file.
+        box: left, top, right and bottom of the part that is shown, in pixels of the upright image; None: all of it.
+        size: length of the longer side; smaller images stay as they are.
+    """
+    with open_image(path) as image:
+        reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly
+        picture = crop_to_box(decoded(image, reduction), box, path)
+    picture.thumbnail((size, size))
+    return picture

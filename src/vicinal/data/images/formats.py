@@ -54,9 +54,6 @@ class CountedFile(io.BufferedReader):
     Args:
         path: The file.
 
-    Raises:
-        OSError: It cannot be opened; on reading, it has too many parts.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

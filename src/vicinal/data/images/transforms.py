@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+DEFAULT_SCALE, DEFAULT_RATIO = (0.5, 1.0), (3 / 4, 4 / 3)  # of training crops
 
 MAX_SIZE = 4_096
 """Largest side in pixels; then an image resized to it has at most 134 megapixels, whatever its aspect ratio."""
@@ -38,8 +39,10 @@ class ImageTransform:
         size: side of the square, in pixels; at most 4,096.
         resize: length of the shorter side before the center crop in tests; `size / 0.875` if None.
         longest: largest length of the longer side of whole images, in pixels, at most 16,384; None: squares.
-        scale: smallest and largest area of a training crop, as fractions of the image's area; not with `longest`.
-        ratio: smallest and largest aspect ratio, width / height, of a training crop; not with `longest`.
+        scale: smallest and largest area of a training crop, as fractions of the image's area; None: 0.5 and 1.
+            Not with `longest`.
+        ratio: smallest and largest aspect ratio, width / height, of a training crop; None: 3 / 4 and 4 / 3. Not with
+            `longest`.
         flip: probability of a horizontal flip in training.
         color_jitter: maximum change of brightness, contrast and saturation in training, as a fraction (0.4 is common).
         rotation: maximum angle of a random rotation in training, in degrees, in both directions.
@@ -70,8 +73,8 @@ class ImageTransform:
     size: int = 224
     resize: int | None = None
     longest: int | None = None
-    scale: tuple[float, float] = (0.5, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    scale: tuple[float, float] | None = None
+    ratio: tuple[float, float] | None = None
     flip: float = 0.5
     color_jitter: float = 0.0
     rotation: float = 0.0
@@ -92,10 +95,11 @@ class ImageTransform:
         self._check("resize", fits, f"an integer of pixels, at least size ({self.size}) and at most {MAX_SIZE:,}")
         fits = self.longest is None or (_is_integer(self.longest) and 0 < self.longest <= MAX_LONGEST)
         self._check("longest", fits, f"an integer of pixels above 0, at most {MAX_LONGEST:,}")
-        self._check("scale", _is_range(self.scale, 1), "two numbers above 0 and at most 1, the smaller first")
-        self._check("ratio", _is_range(self.ratio, math.inf), "two numbers above 0, the smaller first")
-        for key in ("scale", "ratio"):
-            fits = self.longest is None or getattr(self, key) == getattr(ImageTransform, key)
+        for key, limit, expected in (("scale", 1, " and at most 1"), ("ratio", math.inf, "")):
+            value = getattr(self, key)
+            fits = value is None or _is_range(value, limit)
+            self._check(key, fits, f"two numbers above 0{expected}, the smaller first")
+            fits = value is None or self.longest is None
             self._check(key, fits, f"left out with transform.longest ({self.longest}), which keeps images whole")
         for key, limit in (("flip", 1), ("color_jitter", 1), ("rotation", 180)):
             value = getattr(self, key)
@@ -135,15 +139,12 @@ class ImageTransform:
         return build_test_transform(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as numbers, strings and lists, for JSON; without `fast` if it is false."""
-        config = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        if not self.fast:  # models that were saved before there was a choice stay as they are, with their fingerprints
-            del config["fast"]
-        return config
+        """The configuration as numbers, strings and lists, for JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ImageTransform:
-        """Create the configuration from a result of :meth:`to_dict`, which is not `fast` if it does not say so.
+        """Create the configuration from a result of :meth:`to_dict`.
 
         Raises:
             InputError: A key is unknown or a value is invalid.
@@ -152,10 +153,8 @@ class ImageTransform:
         for key in config:
             if key not in known:
                 raise InputError(f"transform: unknown key {key!r}; the keys are {', '.join(known)}")
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in config.items()
-        }
-        return cls(**{"fast": False, **values})
+        values: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in config.items()}
+        return cls(**values)
 
 
 # Numbers of Python only, since the configuration is saved as JSON.

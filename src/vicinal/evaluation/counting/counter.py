@@ -27,14 +27,6 @@ class Counter:
         positives: the positives of the queries.
         relevance: the relevance they come from.
         start: the first of the queries.
-
-    Example:
-        >>> relevance = Relevance(np.array([1]), np.array([0, 1, 0, 0]))
-        >>> positives = Positives(np.array([0.5], "f4"), np.array([1], "i4"), np.array([0, 1]), np.array([1]))
-        >>> counter = Counter(positives, relevance, start=0)
-        >>> counter.count(torch.tensor([[0.5, 0.5, 0.5, 0.9]]), start=0, first_row=0)
-        >>> counter.num_before, counter.is_tied
-        (array([2, 1], dtype=int32), array([ True]))
     """
 
     def __init__(self, positives: Positives, relevance: Relevance, start: int) -> None:
@@ -97,14 +89,6 @@ class DeviceCounter:
         relevance: the relevance they come from.
         start: the first of the queries.
         device: the device of the scores.
-
-    Example:
-        >>> relevance = Relevance(np.array([1]), np.array([0, 1, 0, 0]))
-        >>> positives = Positives(np.array([0.5], "f4"), np.array([1], "i4"), np.array([0, 1]), np.array([1]))
-        >>> counter = DeviceCounter(positives, relevance, start=0, device=torch.device("cpu"))
-        >>> counter.count(torch.tensor([[0.5, 0.5, 0.5, 0.9]]), start=0, first_row=0)
-        >>> counter.num_before, counter.is_tied
-        (array([2, 1], dtype=int32), array([ True]))
     """
 
     def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:

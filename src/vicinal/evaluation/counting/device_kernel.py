@@ -42,7 +42,7 @@ def count(scores: Tensor, slots: Slots, start: int, first_row: int, max_count: i
 
     Args:
         scores: float32 [queries, columns], of any strides.
-        slots: what is added to.
+        slots: the counters.
         start: the query of the first row.
         first_row: the gallery row of the first column.
         max_count: the largest number of positives.
@@ -90,7 +90,7 @@ def _count(
 
 @triton.jit
 def decode(keys, slot, number, first_row):
-    """The scores of the ranking keys of some slots, infinite for those that are none, and their columns in the tile."""
+    """The scores of the ranking keys of some slots, inf for unused slots, and their columns in the tile."""
     is_slot = slot < number
     key = tl.load(keys + slot, mask=is_slot, other=0)
     high = (key >> 32).to(tl.int32)

@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 class RankCounts(NamedTuple):
-    """What is counted for the positives of some queries.
+    """The counts for the positives of some queries.
 
     Attributes:
         positives: the positives of the queries.
@@ -95,13 +95,6 @@ def ranked_positives(
         start: the first query.
         stop: the end of the queries, exclusive.
         increment_scores: adds the increments of a re-ranking to scores.
-
-    Example:
-        >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "embedding")
-        >>> labels = np.zeros(3, dtype=np.int64)
-        >>> found = ranked_positives(vectors, vectors, Relevance(labels, labels, np.arange(3)), start=0, stop=1)
-        >>> found.rows[: found.counts[0]], found.scores[: found.counts[0]]
-        (array([1, 2], dtype=int32), array([0.8, 0. ], dtype=float32))
     """
     from vicinal.evaluation.counting.kernels import (  # imports numba, which takes half a second
         read_keys,
@@ -126,13 +119,7 @@ def ranked_positives(
 
 
 def ranking_keys(scores: Floats, rows: Integers) -> Integers:
-    """Encode score and gallery row in one integer that ascends in a ranking: higher scores first, then lower rows.
-
-    Example:
-        >>> keys = ranking_keys(np.array([0.5, 0.5, 0.0, -0.0, -0.5], dtype=np.float32), np.array([9, 10, 1, 2, 0]))
-        >>> bool((np.diff(keys) > 0).all())
-        True
-    """
+    """Encode score and gallery row in one integer that ascends in a ranking: higher scores first, then lower rows."""
     bits = (0 - scores).view(np.int32).astype(np.int64)  # never -0.0, whose bits would not compare equal to 0.0
     bits ^= (bits >> 63) & 0x7FFFFFFF  # integers in the order of the floats whose bits they are
     return (bits << 32) | rows
@@ -237,7 +224,7 @@ def _score(queries: UnitVectors, gallery: UnitVectors, pairs: LabelPairs, scores
 
 
 def _gather_on_device(tile: Tensor, left: int, pairs: LabelPairs, scores: Tensor) -> None:
-    """What the kernel `gather_scores` does on a CPU; the host does not wait."""
+    """Gather the scores as the kernel `gather_scores` does on a CPU, without waiting for the device."""
     first = np.maximum(pairs.offsets, left)
     counts = np.minimum(pairs.offsets + np.diff(pairs.starts), left + tile.shape[1]) - first
     some = np.flatnonzero(counts > 0)
@@ -269,7 +256,7 @@ TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have abo
 
 
 class TotalCounts(NamedTuple):
-    """What all processes have counted together; see :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
+    """The counts of all processes together; see :class:`~vicinal.evaluation.counting.counter.RankCounts`."""
 
     num_before: ShortIntegers
     is_tied: Booleans
@@ -282,10 +269,6 @@ class Division:
     Args:
         rank: number of this process.
         world_size: number of processes.
-
-    Example:
-        >>> Division(rank=1, world_size=3).own(range(0, 70, 10))
-        range(10, 70, 30)
     """
 
     rank: int = 0

@@ -98,12 +98,7 @@ def svg(figure: Figure, description: str) -> Markup:
 
 
 def thinned(x: Doubles, y: Doubles, max_points: int = MAX_POINTS) -> tuple[Doubles, Doubles]:
-    """Choose points evenly, with the first and the last; points that are not finite are left out.
-
-    Example:
-        >>> thinned(np.arange(9.0), np.arange(9.0), max_points=3)[0]
-        array([0., 4., 8.])
-    """
+    """Choose points evenly, with the first and the last; points that are not finite are left out."""
     finite = np.isfinite(x) & np.isfinite(y)
     x, y = x[finite], y[finite]
     if len(x) <= max_points:
@@ -214,7 +209,6 @@ def _draw(figure: Figure, line: Line, number: int) -> None:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add a legend below the axes, if it has several entries."""
     handles, names = figure.axes[0].get_legend_handles_labels()
     entries = dict(zip(names, handles, strict=True))
     if len(entries) > 1:

@@ -110,7 +110,7 @@ def write_cleaning_page(
 def _review_data(
     frames: ReviewFrames, findings: Findings, folder: str | None, decisions: str | Path | None
 ) -> dict[str, object]:
-    """What the script of the review reads; images are named by their paths below the folder of all of them."""
+    """The data of the review's script; images are named by their paths below the folder of all of them."""
     table = findings.table
     names = _relative_keys(table, folder)
     images = {number: {"row": row, "path": names[row]} for number, row in frames.rows.items()}
@@ -131,7 +131,6 @@ def _review_data(
 
 
 def _relative_keys(table: Table, folder: str | None) -> list[str]:
-    """The relative path of each image, and its bounding box, if it has one."""
     if not table.has("path"):
         return [f"row {row}" for row in range(len(table))]
     short = relative_paths([*table.paths, folder and os.path.join(folder, "image")])[:-1]
@@ -190,7 +189,7 @@ KEYS = (
 
 
 def overview_section(findings: Findings, sections: Sequence[Section]) -> Section:
-    """What was found, with links, and how to decide."""
+    """The numbers of findings with links, and instructions."""
     counts, links = findings.counts, {part.name: part.title for part in sections}
     shown = [(name, number) for name, number in counts.items() if anchor(name) in links]
     rows = [(_link(name), f"{number:,}") for name, number in shown if number]
@@ -333,7 +332,6 @@ def anchor(name: str) -> str:
 
 
 def _of(shown: int, number: int, noun: str = "image") -> str:
-    """How many there are, and how many of them are shown."""
     return f"{counted(number, noun)}" + (f", of which {shown} are shown." if shown < number else ".")
 
 
@@ -346,7 +344,6 @@ def _keys(names: Sequence[str]) -> Markup:
 
 
 def _errors(findings: Findings) -> Markup:
-    """What is wrong with broken files; their folders are those of the user and are left out."""
     paths, shown = findings.table.paths, findings.broken.head(MAX_IMAGES)
     lines = [
         [paths[int(each.row)].rpartition("/")[2], str(each.error).removeprefix(f"{paths[int(each.row)]}: ")]
@@ -372,7 +369,6 @@ def _duplicate(frames: ImageFrames, member: Any) -> Markup:
 
 
 def _with_neighbors(frames: ImageFrames, findings: Findings, row: int) -> Markup:
-    """An image and its nearest neighbors; the rows of neighbors are those of the embedded images."""
     rows, neighbors = findings.embedded_rows, findings.neighbors
     at = neighbors.index(int(np.searchsorted(rows, row)))
     nearest = zip(rows[neighbors.ids[at, :NUM_NEIGHBORS]].tolist(), neighbors.scores[at].tolist(), strict=False)

@@ -49,7 +49,6 @@ def map_section(
 def _data(
     points: pd.DataFrame, classes: list[str], labels: list[int], frames: ImageFrames, neighbors: QueryNeighbors
 ) -> dict[str, Any]:
-    """What the script needs to draw the map."""
     x, y = np.rint(points[["x", "y"]].to_numpy() * SIDE).astype(np.int64).T
     return {
         "side": SIDE,
@@ -74,13 +73,7 @@ MAX_BINS = 40  # of class sizes
 
 
 def summary(evaluation: Evaluation) -> str:
-    """What was evaluated, in a line.
-
-    Example:
-        >>> from vicinal.evaluation import evaluate_arrays
-        >>> summary(evaluate_arrays(np.eye(2), [0, 1], np.eye(2), [0, 1], recall_at=[1]))
-        'query/gallery: 2 queries, 2 gallery images'
-    """
+    """A line about the evaluated images."""
     return f"{evaluation.protocol}: {evaluation.num_queries:,} queries, {evaluation.num_gallery:,} gallery images"
 
 

@@ -104,7 +104,6 @@ def write_comparison_page(
 
 
 def _header(sets: Mapping[str, EvaluatedEmbeddings], runs: Mapping[str, Run]) -> str:
-    """What is compared; what the sets have in common is said once."""
     first, *others = sets
     facts = {
         name: (
@@ -124,7 +123,7 @@ def _header(sets: Mapping[str, EvaluatedEmbeddings], runs: Mapping[str, Run]) ->
 
 
 def costs_section(results: ResultsTable) -> Section | None:
-    """What the models cost; None if that is not known."""
+    """The costs of the models; None if they are unknown."""
     if results.costs is None:
         return None
     lead = (
@@ -261,15 +260,6 @@ def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
     """Why metrics of two sets cannot be compared; None where protocol, queries and gallery are the same.
 
     Images are the same if the names of their files are, as in a set that was moved, and their labels.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> from vicinal.data import Table
-        >>> from vicinal.evaluation import evaluate
-        >>> tables = [Table(pd.DataFrame({"label": ["cat"] * images})) for images in (3, 4)]
-        >>> vectors = [np.eye(4)[:3], np.eye(4)]
-        >>> apart(*(EvaluatedEmbeddings(*each, evaluate(*each)) for each in zip(vectors, tables)))
-        '4 queries against 3'
     """
     before, after = first.evaluation, other.evaluation
     if before.protocol != after.protocol:
@@ -288,7 +278,7 @@ def apart(first: EvaluatedEmbeddings, other: EvaluatedEmbeddings) -> str | None:
 
 
 def _images(images: Table, rows: Integers, by_name: bool) -> list[tuple[str, str]]:
-    """What makes images the same: names and labels, in an order of their own."""
+    """Names and labels of images, sorted: equal for the same images."""
     labels = images.frame["label"].astype(str).tolist()
     names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
     return sorted((names[row], labels[row]) for row in rows.tolist())
@@ -306,7 +296,6 @@ def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
 
 
 def _unbroken(name: str) -> Markup:
-    """A name in one line, if it is short."""
     return element("span", name, class_="unbroken" if len(name) <= MAX_UNBROKEN else None)
 
 
@@ -349,8 +338,6 @@ def changes_section(
 
 
 class _Side(NamedTuple):
-    """One of the two sets."""
-
     name: str
     evaluated: EvaluatedEmbeddings
     metric: str
@@ -369,7 +356,6 @@ def _changes(before: _Side, after: _Side) -> pd.DataFrame:
 
 
 def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:
-    """The queries that got better, and those that got worse, each list under a heading."""
     parts = []
     for word, sign in (("better", 1), ("worse", -1)):
         improved = changes[sign * changes["difference"] > 0]
@@ -390,7 +376,7 @@ def _change_entry(change: Any, before: _Side, after: _Side) -> Markup:
 def _changes_text(changes: pd.DataFrame, metric: str) -> str:
     total = len(changes)
     if not total:
-        return "The sets share no queries."
+        return "The sets have no queries in common."
     better, worse = int((changes["difference"] > 0).sum()), int((changes["difference"] < 0).sum())
     same = total - better - worse
     return f"By {metric}, {better:,} of {total:,} queries got better, {worse:,} worse; {same:,} are the same."

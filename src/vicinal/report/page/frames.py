@@ -13,7 +13,7 @@ from PIL import Image
 
 from vicinal.analysis import QueryNeighbors
 from vicinal.data.boxes import Box, row_boxes
-from vicinal.data.images.thumbnails import thumbnail
+from vicinal.data.images.decoding import thumbnail
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths
 from vicinal.utils.console import counted, shorten
@@ -94,7 +94,7 @@ class ImageFrames:
 
 
 def key() -> Markup:
-    """What frames and numbers mean."""
+    """The meaning of frames and numbers."""
     return element("p", KEY, element("span", " · click to enlarge", class_="by-mouse"), class_="note key")
 
 
@@ -125,7 +125,7 @@ NUM_THREADS = 4
 
 
 def image_labels(table: Table) -> list[str]:
-    """What is written below each image: its label, or without labels the name of its file or the number of its row.
+    """The caption of each image: its label, or without labels the name of its file or the number of its row.
 
     Example:
         >>> import pandas as pd
@@ -140,7 +140,7 @@ def image_labels(table: Table) -> list[str]:
 
 
 class _Rows(NamedTuple):
-    """What is known of the images of a table; the table is kept, so that its id stays its own."""
+    """The captions and boxes of a table's images; the table is kept, so that no other gets its id."""
 
     table: Table
     labels: list[str]
@@ -155,12 +155,6 @@ class Thumbnails:
 
     Attributes:
         num_unreadable: the images that could not be read when they were encoded.
-
-    Example:
-        >>> import pandas as pd
-        >>> thumbnails, table = Thumbnails(), Table(pd.DataFrame({"label": ["a", "b"]}))
-        >>> [thumbnails.number(table, row) for row in (1, 0, 1)]
-        [0, 1, 0]
     """
 
     def __init__(self) -> None:
@@ -198,25 +192,21 @@ class Thumbnails:
     def __len__(self) -> int:
         return len(self._images)
 
-    def encoded(self, budget: int | None = None) -> list[dict[str, Any]]:
-        """Encode all images.
-
-        Args:
-            budget: bytes for all thumbnails, which are made smaller until they fit; by default :data:`MAX_BYTES`.
+    def encoded(self) -> list[dict[str, Any]]:
+        """Encode all images, smaller until they fit in :data:`MAX_BYTES`.
 
         Returns:
             For each image its `label`, its `file` (the path within the folder that all images are in) and `src` (WebP
-            in base 64, or None if there is no image that can be read).
+            in base 64, or None without a readable image).
         """
-        budget = MAX_BYTES if budget is None else budget
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             thumbnails = list(pool.map(self._read, range(len(self))))
             self.num_unreadable = sum(
                 path is not None and thumbnail is None for path, thumbnail in zip(self._paths, thumbnails, strict=True)
             )
             sources, scale = _sources(pool, thumbnails, 1.0), 1.0
-            while (size := sum(map(len, filter(None, sources)))) > budget and scale * LARGE > MIN_SIDE:
-                scale *= 0.95 * min((budget / size) ** 0.5, 1.0)
+            while (size := sum(map(len, filter(None, sources)))) > MAX_BYTES and scale * LARGE > MIN_SIDE:
+                scale *= 0.95 * min((MAX_BYTES / size) ** 0.5, 1.0)
                 sources = _sources(pool, thumbnails, scale)
         names = relative_paths(self._paths)
         return [
@@ -235,7 +225,6 @@ class Thumbnails:
 
 
 def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
-    """The image in at most `size` x `size` pixels; None if it cannot be read."""
     try:
         return thumbnail(path, box, size)
     except InputError:

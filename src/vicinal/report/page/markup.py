@@ -11,7 +11,8 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup as Markup
+from markupsafe import escape
 
 from vicinal.data.table import Table
 from vicinal.utils.console import counted
@@ -52,17 +53,12 @@ def model_text(backbone: str | None, dim: int) -> str:
 
 
 def left_out_text(num_files: int) -> str | None:
-    """How many files were left out, because they cannot be read or are no images; None if there are none."""
+    """How many files were left out, because they are unreadable or not images; None if no file was."""
     return f"{counted(num_files, 'file')} left out" if num_files else None
 
 
 def without_home(text: str) -> str:
-    """Replace the home folder by `~`, wherever a path in the text begins with it.
-
-    Example:
-        >>> without_home(f"source: {Path.home()}/birds")
-        'source: ~/birds'
-    """
+    """Replace the home folder by `~`, wherever a path in the text begins with it."""
     home = str(Path.home())
     if len(home) < 2:  # the root folder
         return text
@@ -70,12 +66,7 @@ def without_home(text: str) -> str:
 
 
 def relative_paths(paths: Sequence[str | None]) -> list[str | None]:
-    """Make paths relative to the folder that all of them are in; None stays None.
-
-    Example:
-        >>> relative_paths(["/data/birds/a/1.jpg", None, "/data/birds/b/1.jpg"])
-        ['a/1.jpg', None, 'b/1.jpg']
-    """
+    """Make paths relative to the folder that all of them are in; None stays None."""
     short = [path and without_home(path) for path in paths]
     try:
         common = os.path.commonpath([os.path.dirname(path) for path in short if path])
@@ -97,24 +88,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, short, strict=True))
 
 
-__all__ = [
-    "Markup",
-    "Section",
-    "breakable",
-    "element",
-    "facts",
-    "figure",
-    "fold",
-    "joined",
-    "note",
-    "percent",
-    "render",
-    "section",
-    "table",
-    "tall",
-]
-
-VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # HTML elements without an end tag; SVG has none
+VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # elements without an end tag
 TEMPLATES = Environment(
     loader=PackageLoader("vicinal.report.page"),
     autoescape=True,
@@ -135,22 +109,13 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
 
     `class_` stands for the attribute `class` and `aria_label` for `aria-label`. An attribute that is True has no value;
     one that is None or False is left out.
-
-    Example:
-        >>> print(element("p", "a < b", element("br"), id="x", hidden=True))
-        <p id="x" hidden>a &lt; b<br></p>
     """
     opening = Markup("<{}{}>").format(tag, joined(_attribute(*each) for each in attributes.items()))
     return opening if tag in VOID else Markup("{}{}</{}>").format(opening, joined(content), tag)
 
 
 def joined(content: Iterable[object]) -> Markup:
-    """The parts one after the other, escaped if they are not :class:`~markupsafe.Markup`; None is left out.
-
-    Example:
-        >>> print(joined(["<b>", Markup("<i>"), None]))
-        &lt;b&gt;<i>
-    """
+    """The parts one after the other, escaped if they are not :class:`~markupsafe.Markup`; None is left out."""
     return Markup("").join(escape(part) for part in content if part is not None)
 
 
@@ -179,12 +144,7 @@ def table(
 
 
 def facts(pairs: Iterable[tuple[object, object]]) -> Markup:
-    """A list of names with their values.
-
-    Example:
-        >>> print(facts([("queries", 5)]))
-        <dl class="facts"><div><dt>queries</dt><dd>5</dd></div></dl>
-    """
+    """A list of names with their values."""
     entries = [element("div", element("dt", name), element("dd", value)) for name, value in pairs]
     return element("dl", *entries, class_="facts")
 
@@ -241,12 +201,7 @@ def note(text: str) -> Markup:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent with two digits after the point and a space that does not break; a dash for NaN.
-
-    Example:
-        >>> print(percent(0.5), percent(float("nan")))
-        50.00 % –
-    """
+    """A fraction in percent with two digits after the point and a space that does not break; a dash for NaN."""
     return "–" if fraction != fraction else f"{100 * fraction:.2f}\N{NO-BREAK SPACE}%"
 
 
@@ -279,7 +234,7 @@ def document(
         title: of the window, and the first heading.
         summary: a line below it, which ends with the date.
         groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
-        data: what the scripts read, as JSON.
+        data: of the scripts, as JSON.
         style: the name of a style sheet of this page alone.
         script: the name of a script of this page alone.
     """

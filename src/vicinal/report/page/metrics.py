@@ -24,7 +24,7 @@ MEANINGS = {
     "mAP": "average precision of the whole ranking: precision at each image of the class, averaged",
     "MRR": "mean of 1 / rank of the first image of the query's class",
     "mP@": "of the first {} images (or of those up to the last relevant one), those that are relevant",
-    "NMI": "of all images, not of queries: information that k-means clusters and classes share",
+    "NMI": "of all images, not of queries: mutual information of k-means clusters and classes",
     "AMI": "of all images, not of queries: as NMI, above what clusters drawn by chance give",
     "F1": "of all images, not of queries: pairs that are together in k-means clusters and classes, F-score",
 }
@@ -34,7 +34,6 @@ DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no cla
     "hard": "hard images are relevant",
 }
 RELEVANT = {"mAP": "average precision of the whole ranking: precision at each relevant image, averaged"}
-BAR_WIDTH, BAR_HEIGHT = 160, 16
 
 
 def metrics_section(results: ResultsTable, num_classes: int) -> Section:
@@ -64,28 +63,18 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
 
 
 def headlines(names: Iterable[str]) -> list[str]:
-    """The metrics that are read first, those of the papers or else the first four.
-
-    Example:
-        >>> headlines(["recall@1", "recall@2", "mAP"])
-        ['recall@1', 'mAP']
-    """
+    """The metrics that are read first, those of the papers or else the first four."""
     given = list(names)
     return [name for name in HEADLINES if name in given] or given[:4]
 
 
 def level_text(results: ResultsTable) -> str:
-    """What the intervals are, such as `95 % intervals`."""
+    """A name of the intervals, such as `95 % intervals`."""
     return f"{100 * (results.confidence_level or 0):g}\N{NO-BREAK SPACE}% intervals"
 
 
 def few_classes(classes: int) -> str | None:
-    """A remark on intervals of few classes; None if there are enough.
-
-    Example:
-        >>> few_classes(20), few_classes(3)
-        (None, 'The queries are of 3 classes; with fewer than 20 the intervals are too narrow.')
-    """
+    """A remark on intervals of few classes; None if there are enough."""
     if classes >= MIN_CLASSES:
         return None
     number = counted(classes, "class", "classes")
@@ -93,12 +82,7 @@ def few_classes(classes: int) -> str | None:
 
 
 def meaning(name: str) -> str:
-    """What a metric measures, in plain words; an empty text for an unknown one.
-
-    Example:
-        >>> meaning("coarse/recall@8")
-        'queries with an image of their coarse class among the first 8'
-    """
+    """The meaning of a metric in plain words; an empty text for an unknown one."""
     level, _, metric = name.rpartition("/")
     kind, at, cut = metric.partition("@")
     if level in DIFFICULTIES:
@@ -133,22 +117,15 @@ def value_with_interval(row: Any) -> Markup:
 
 def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
     """A value between 0 and 1 as a bar, its interval as a line over the bar's end; for the eye alone."""
-    middle = BAR_HEIGHT / 2
-    parts = [
-        element("rect", x=0, y=3, width=BAR_WIDTH, height=BAR_HEIGHT - 6, class_="whole"),
-        element("rect", x=0, y=3, width=f"{_inside(value):.1f}", height=BAR_HEIGHT - 6, class_="part"),
-    ]
+    part, (low, high) = _inside(value), map(_inside, ends or (0.0, 0.0))
+    parts = [element("span", class_="part", style=f"width:{part:.1f}%")]
     if ends is not None:
-        low, high = (f"{_inside(end):.1f}" for end in ends)
-        parts.append(element("path", d=f"M{low},2V{BAR_HEIGHT - 2}M{low},{middle}H{high}M{high},2V{BAR_HEIGHT - 2}"))
-    box = f"0 0 {BAR_WIDTH} {BAR_HEIGHT}"
-    return element(
-        "svg", *parts, viewBox=box, width=BAR_WIDTH, height=BAR_HEIGHT, class_="bar-chart", aria_hidden="true"
-    )
+        parts.append(element("span", class_="interval", style=f"left:{low:.1f}%;width:{high - low:.1f}%"))
+    return element("span", *parts, class_="bar-chart", aria_hidden="true")
 
 
 def _inside(fraction: float) -> float:
-    return BAR_WIDTH * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
+    return 100 * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
 
 
 def _card(name: str, row: Any) -> Markup:

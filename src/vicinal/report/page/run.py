@@ -21,7 +21,7 @@ from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The contents of a run's folder, as far as they are there.
+    """The existing contents of a run's folder.
 
     Attributes:
         recipe: the text of the recipe, in which the home folder is written `~`.
@@ -37,11 +37,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run's folder; files may be missing.
-
-    Raises:
-        InputError: no such folder, or a file in it that cannot be read.
-    """
+    """Read a run's folder; files may be missing."""
     folder = RunFolder(Path(path))
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such run; give the folder of a run")
@@ -54,12 +50,7 @@ def read_run(path: str | Path) -> Run:
 
 
 def settings(recipe: str | None) -> dict[str, str]:
-    """The settings of a recipe by their names with dots, such as `loss.margin`.
-
-    Example:
-        >>> settings("{loss: {margin: 0.1}, epochs: 3}")
-        {'loss.margin': '0.1', 'epochs': '3'}
-    """
+    """The settings of a recipe by their names with dots, such as `loss.margin`."""
     try:
         read = yaml.safe_load(recipe or "")
     except yaml.YAMLError:
@@ -114,7 +105,7 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
 
 
 def _zero_shot_text(run: Run) -> str:
-    """What the first two evaluations are, where training began with pretrained weights."""
+    """The meaning of the first two evaluations, where training began with pretrained weights."""
     metrics = _validation_metrics(run)
     if not metrics or len(run.metrics) < 2 or run.metrics["step"].iloc[:2].any():
         return ""
@@ -150,7 +141,6 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
 
 
 def _metrics_chart(run: Run) -> Markup | None:
-    """The other metrics on the validation split."""
     lines = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
     return _chart(lines, "%", "Further metrics on the validation split.")
 
@@ -174,10 +164,7 @@ def _kept(run: Run) -> pd.Series | None:
     try:
         recipe = load_yaml(run.recipe or "") or {}
         metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])
-        if guardrails and LOWEST_GAIN in run.metrics:
-            passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS
-        else:  # older runs
-            passed = (run.metrics[guardrails] >= run.metrics.iloc[0][guardrails]).all(axis=1)
+        passed = run.metrics[LOWEST_GAIN] >= -MAX_LOSS if guardrails else run.metrics["step"] >= 0
         passed.iloc[0] = True
         return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
     except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
@@ -200,6 +187,5 @@ def _chart(lines: Sequence[Line], y_name: str, text: str) -> Markup | None:
 
 
 def _ends(lines: Sequence[Line]) -> str:
-    """Where each line begins and ends, in words."""
     ends = [(line.name, line.y[np.isfinite(line.y)]) for line in lines if not line.faint]
     return " ".join(f"{name}: from {values[0]:.4g} to {values[-1]:.4g}." for name, values in ends if len(values))

@@ -1,4 +1,4 @@
-"""The page about one set of embeddings: metrics, queries, classes, confusions and label errors."""
+"""The page about one set of embeddings, with labels or without."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from vicinal.report.page.common import (
     hubs_section,
     map_section,
     similarities_section,
+    statistics_table,
     summary,
 )
 from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list, key
@@ -263,7 +264,6 @@ def _matrix(counts: pd.DataFrame) -> Markup:
 
 
 def _count(count: Any, fraction: float, is_match: bool) -> Markup:
-    """A cell of the matrix, the darker the larger its fraction of the class."""
     kind = "match" if is_match else "mismatch"
     style = f"--fraction:{fraction:.3f}" if count else None
     return element("span", f"{count:,}", class_=f"fraction {kind}", style=style)
@@ -304,3 +304,78 @@ def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sect
     ]
     shown_errors = entry_list(entries, side_by_side=True) if entries else None
     return section("label-errors", "Probable label errors", lead, shown_errors)
+
+
+NUM_QUERIES = 24
+
+
+def write_unlabeled_page(
+    path: str | Path,
+    embeddings: Array,
+    table: Table,
+    *,
+    title: str = "Images",
+    backbone: str | None = None,
+    num_left_out: int = 0,
+    map_images: int = MAX_MAP_IMAGES,
+    seed: int = 0,
+) -> None:
+    """Write a page about images without labels: some with their neighbors, a map, hubs, duplicates, numbers.
+
+    It is one HTML file that opens from disk without a network, as that of :func:`write_page`.
+
+    Args:
+        path: the file, such as `report.html`; it is replaced as a whole.
+        embeddings: float [rows, dim].
+        table: one row per embedding; without paths the page has no images.
+        title: of the page.
+        backbone: the name of the model's backbone, if it is known.
+        num_left_out: the number of files that were left out, because they cannot be read or are no images.
+        map_images: the number of images on the map; 0: there is no map.
+        seed: of all random choices.
+
+    Raises:
+        InputError: embeddings and table do not belong together, or there is only one image.
+        OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> table = Table(pd.DataFrame({"path": ["/a.png", "/b.png", "/c.png"]}))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_unlabeled_page(f"{folder}/report.html", np.eye(3), table)
+        ...     "a.png" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
+        True
+    """
+    neighbors = query_neighbors(embeddings, table)
+    thumbnails = Thumbnails()
+    frames = ImageFrames(thumbnails, table)
+    on_map, map_data = map_section(embeddings, frames, neighbors, map_images, seed)
+    numbers = statistics_table("What was embedded", table.statistics())
+    groups: dict[str, list[Section | None]] = {
+        "Images": [_neighbors_section(frames, neighbors, seed), on_map],
+        "Data": [
+            hubs_section(frames, neighbors),
+            duplicates_section(frames, neighbors),
+            section("data", "Data", "How many images there are; they have no labels.", numbers),
+        ],
+    }
+    images = thumbnails.encoded()
+    line = header_line(
+        splits_text(table),
+        model_text(backbone, embeddings.shape[1]),
+        f"{counted(len(table), 'image')} without labels",
+        left_out_text(num_left_out),
+        *thumbnails.notes(),
+    )
+    write_bytes(path, document(without_home(title), line, groups, {"map": map_data, "images": images}))
+
+
+def _neighbors_section(frames: ImageFrames, neighbors: QueryNeighbors, seed: int) -> Section:
+    rows = np.random.default_rng(seed).permutation(neighbors.queries)[:NUM_QUERIES].tolist()
+    lead = (
+        "Images drawn at random, each with its nearest by cosine similarity, nearest first. The numbers are cosine "
+        "similarities. A click enlarges; arrow keys go on to the next image."
+    )
+    entries = [entry(frames.labels[row], frames.ranking(neighbors, row)) for row in rows]
+    return section("queries", "Images and their neighbors", lead, entry_list(entries))

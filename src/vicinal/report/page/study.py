@@ -1,11 +1,13 @@
-"""The page about a search for settings: the best recipe, what mattered, and all trials."""
+"""The page about a search for settings: the best recipe, the importance of the settings, and all trials."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,11 +26,48 @@ from vicinal.report.page.markup import (
     without_home,
 )
 from vicinal.report.page.metrics import bar, named
-from vicinal.report.study_trial import StudyTrial, shown_value
 from vicinal.utils.files import write_bytes
 
 if TYPE_CHECKING:
     from optuna import Study
+
+State = Literal["complete", "ended early", "failed", "running"]
+
+
+@dataclass(frozen=True)
+class StudyTrial:
+    """A trial of a search for settings.
+
+    Args:
+        number: of the trial, from 0.
+        state: how it ended.
+        values: its settings, by their keys in the recipe.
+        score: the best validation score; None without one.
+        epoch: number of epochs after which it was reached.
+        seed_scores: the best score with each seed, if it was trained with several.
+        reason: why it failed.
+    """
+
+    number: int
+    state: State
+    values: Mapping[str, Any] = field(default_factory=dict)
+    score: float | None = None
+    epoch: int | None = None
+    seed_scores: tuple[float, ...] = ()
+    reason: str = ""
+
+
+def shown_value(value: Any) -> str:
+    """A value of a setting, with four digits at most of a number.
+
+    Example:
+        >>> shown_value(0.000123456), shown_value([25, 50]), shown_value("sgd"), shown_value(None)
+        ('0.0001235', '[25, 50]', 'sgd', 'null')
+    """
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 STATES = ("complete", "ended early", "failed", "running")
 
@@ -119,7 +158,6 @@ def _history_section(study: Study, metric: str) -> Section:
 
 
 def _plot(name: str, study: Study, metric: str, description: str) -> Markup:
-    """A plot of Optuna, in the style of the page."""
     import optuna.visualization.matplotlib as plots
     from matplotlib import pyplot
     from matplotlib.text import Text
@@ -185,7 +223,6 @@ def _recipe_section(recipe: str | None) -> Section | None:
 
 
 def _spread(scores: Sequence[float]) -> str:
-    """The mean of the scores with several seeds, and their standard deviation."""
     if len(scores) < 2:
         return "–"
     return f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores, ddof=1):.2f} %"

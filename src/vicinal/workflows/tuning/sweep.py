@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from vicinal.report.study_trial import shown_value
+from vicinal.report.page.study import shown_value
 from vicinal.training.interrupt import StopRequest
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import load_table
-from vicinal.report.study_trial import shown_value
+from vicinal.report.page.study import shown_value
 from vicinal.training.interrupt import StopRequest
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log

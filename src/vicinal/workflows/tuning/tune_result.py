@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.report.study_trial import State, StudyTrial, shown_value
+from vicinal.report.page.study import State, StudyTrial, shown_value
 from vicinal.workflows.tuning.runs import Best
 from vicinal.workflows.tuning.study_folder import StudyFolder
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
