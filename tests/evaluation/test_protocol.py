@@ -93,8 +93,6 @@ def test_everything_is_computed_on_the_device_of_the_queries(monkeypatch: pytest
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
-    with pytest.raises(InputError, match="10 embeddings, but a table of 3 rows"):
-        evaluate(vectors, table.take([0, 1, 2]))
     with pytest.raises(InputError, match="recall@10 is out of range with 9 gallery images"):
         evaluate(vectors, table, recall_at=(1, 10))
     for chunk in (0, -1, 2.5, "3"):
@@ -114,8 +112,6 @@ def test_bad_input() -> None:
         evaluate(vectors, Table(pd.DataFrame({"path": [f"{row}.png" for row in range(10)]})))
     with pytest.raises(InputError, match="none of the 10 queries has another image of its class"):
         evaluate(vectors, Table(pd.DataFrame({"label": range(10)})))
-    with pytest.raises(InputError, match="is_query but no is_gallery"):
-        evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [True] * 10})))
     with pytest.raises(InputError, match="no row with is_query"):
         evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [False] * 10, "is_gallery": [True] * 10})))
     broken = vectors.copy()

@@ -9,10 +9,7 @@ from vicinal.utils.errors import InputError
 def test_bad_input() -> None:
     for arguments, message in (
         ({"confidence_level": 1.0}, r"confidence_level = 1\.0 is invalid; use one between 0 and 1"),
-        ({"confidence_level": float("nan")}, "confidence_level = nan is invalid"),
-        ({"confidence_level": "0.9"}, r"confidence_level = '0\.9' is invalid"),
         ({"num_resamples": 0}, "num_resamples = 0 is invalid; use an integer from 1 up"),
-        ({"num_resamples": 2.5}, r"num_resamples = 2\.5 is invalid"),
         ({"seed": -1}, "seed = -1 is invalid; use an integer from 0 up"),
         ({"resample_by": "images"}, "resample_by = 'images' is invalid; use classes or queries"),
     ):

@@ -82,12 +82,6 @@ def test_whole_images_at_three_scales(pictures) -> None:
     np.testing.assert_allclose(found, one_by_one(model, images), atol=1e-5)
 
 
-def test_one_scale_is_embedding(pictures) -> None:
-    model = build()
-    found = embed_multi_scale(model, pictures, scales=[1.0], progress=False)
-    np.testing.assert_allclose(found, model.embed(pictures, progress=False), atol=1e-6)
-
-
 @pytest.mark.parametrize("max_size", [None, 48])
 def test_sources_do_not_matter(pictures, paths, max_size) -> None:
     model = build()

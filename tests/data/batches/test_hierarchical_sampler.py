@@ -136,9 +136,7 @@ def test_processes_together_have_the_batches_of_one(world_size: int) -> None:
         assert set(Counter(labels[rows].tolist()).values()) == {4}  # whole classes
 
 
-def test_small_coarse_classes_are_merged_and_logged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_small_coarse_classes_are_merged_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
     labels, coarse = images_of([[4] * 6, [4] * 2, [4], [4] * 5])
     names = np.array(["owl", "cat", "ant", "dog"])[coarse]
     sampler = HierarchicalBatchSampler(labels, names, batch_size=24, samples_per_class=4)
@@ -179,11 +177,7 @@ def _images(sampler: HierarchicalBatchSampler, epoch: int) -> list[int]:
             {"batch_size": 4, "coarse_classes_per_batch": 1},
             "2 coarse classes are needed, but 1 is left of 2, since those of fewer than the 2 classes",
         ),
-        (
-            "aabbcc",
-            {"class_sampling": "exhaustive"},
-            "class_sampling is 'exhaustive'; with coarse classes it can be",
-        ),
+        ("aabbcc", {"class_sampling": "exhaustive"}, "class_sampling is 'exhaustive'; with coarse classes it can be"),
         ("aabbcc", {"coarse_sampling": "all"}, "coarse_sampling is 'all'; with coarse classes it can be by_size or un"),
         ("aabbcc", {"batch_size": 8}, "that takes 4 classes, but there are 3"),
         ("aabbcc", {"world_size": 4}, "classes per batch: 2 cannot be divided evenly among 4 processes"),
