@@ -116,7 +116,7 @@ def test_every_image_is_seen_equally_often(
 ) -> None:
     labels, coarse = images_of(sizes)
     counts = seen(
-        HierarchicalBatchSampler(labels, coarse, batch_size, 4, coarse_classes_per_batch), len(labels), epochs=800
+        HierarchicalBatchSampler(labels, coarse, batch_size, 4, coarse_classes_per_batch), len(labels), epochs=300
     )
     by_class = np.array([counts[labels == each].mean() for each in range(labels.max() + 1)])
     assert np.abs(by_class / counts.mean() - 1).max() < 0.1
