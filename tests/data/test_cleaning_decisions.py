@@ -42,7 +42,7 @@ def test_tables_of_integers_and_without_paths(tmp_path: Path) -> None:
     new = apply_decisions(numbers, written(tmp_path, "row,decision,new_label", "0,relabel,8", "2,drop,"))
     assert new.frame["label"].tolist() == [8, 8]
     for label in ("owl", "007", "9" * 30):
-        with pytest.raises(InputError, match=f"new_label is '{label}', but the labels of the table are integers"):
+        with pytest.raises(InputError, match=f"new_label is '{label}', but the table's labels are integers"):
             apply_decisions(numbers, written(tmp_path, "row,decision,new_label", f"0,relabel,{label}"))
     with pytest.raises(InputError, match="row is '3'; the table has 3 rows"):
         apply_decisions(numbers, written(tmp_path, "row,decision", "3,drop"))
@@ -75,13 +75,13 @@ def test_rows_of_one_path_are_told_apart_by_number_or_box(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["path,decison", "1.jpg,drop"], "has no columns? decision"),
+        (["path,decison", "1.jpg,drop"], "no columns are named decision"),
         (["path,decision", "g/2.jpg,drop"], "line 2: g/2.jpg is not in the table"),
         (["path,decision", "1.jpg,drop"], "line 2: 1.jpg may be 2 images of the table"),
         (["path,decision", "2.jpg,delete"], "decision is 'delete'; it can be drop, relabel, keep"),
         (["path,decision", "2.jpg,relabel"], "relabel, but no new_label"),
         (["path,decision,new_label", "2.jpg,,kiwi"], "line 2: a new_label, but decision is ''; make it relabel"),
-        (["path,decision,decision", "2.jpg,drop,keep"], "has 2 columns decision"),
+        (["path,decision,decision", "2.jpg,drop,keep"], "2 columns are named decision"),
         (["path,decision", "2.jpg,drop", "owl/2.jpg,keep"], "line 3: another decision about owl/2.jpg than in .*2"),
         (["path,decision", *(f"{path},drop" for path in PATHS)], "every image of the table is dropped"),
     ],

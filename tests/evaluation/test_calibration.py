@@ -150,6 +150,7 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
         ({"extra": 1}, "extra is missing or unknown"),
         ({"threshold": float("nan")}, "threshold = nan must be a number"),
         ({"threshold_interval": [0.1]}, "threshold_interval must be 2 numbers"),
+        ({"scores": [0.5]}, "probabilities must be 1 numbers"),
         ({"scores": [0.5, 0.5]}, "scores must ascend"),
         ({"probabilities": [0.5, 0.1]}, "probabilities must not descend"),
         ({"num_queries": 1.5}, "num_queries = 1.5 must be a whole number"),

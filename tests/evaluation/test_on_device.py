@@ -78,7 +78,7 @@ def test_positives_of_many_queries_take_few_launches_and_one_wait() -> None:
     labels = np.random.default_rng(0).permutation(6000) // 5
     vectors = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
     with pretend_device() as device:
-        on_gpu = UnitVectors(on_device(vectors), "embedding").kept()
+        on_gpu = UnitVectors(on_device(vectors), "embedding").materialized()
         launches, waits = device.launches, device.waits.total()
         ranked_positives(on_gpu, on_gpu, Relevance(labels, labels), start=0, stop=6000)
     assert device.waits.total() - waits == 1, device.waits

@@ -169,7 +169,7 @@ def test_an_export_that_loses_too_much_leaves_what_was_there(
     def export_worse(graph: object, path: Path, fingerprint: str) -> None:
         path.write_bytes(onnx_file.read_bytes())
 
-    monkeypatch.setattr("vicinal.export.exporter.export_onnx", export_worse)
+    monkeypatch.setattr("vicinal.export.conversion.export_onnx", export_worse)
     (tmp_path / "model.parity.md").write_text("of before")
     with pytest.raises(InputError, match=r"the vectors of the export differ by up to .*nothing was written"):
         export_model(model, tmp_path / "model.onnx", check=table, tolerance=1e-12)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from vicinal.data import Table
-from vicinal.retrieval import ContextualReranking, DecidedResult, Index, match_images
+from vicinal.retrieval import ContextualReranking, Index, SearchResult, match_images
 from vicinal.retrieval import decisions as module
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.utils.errors import InputError
@@ -34,7 +34,7 @@ def index() -> Index:
     return index
 
 
-def decided(index: Index, degrees: float, k: int = 3, **options: object) -> DecidedResult:
+def decided(index: Index, degrees: float, k: int = 3, **options: object) -> SearchResult:
     return match_images(index, on_circle([degrees]), QUERIES, k, **options)[0]
 
 

@@ -29,10 +29,7 @@ USES = (  # one after the other, with what is loaded by then
     ("from vicinal.retrieval import ContextualReranking, PCAWhitening, refine, rerank, top_k", ["torch"]),
     ("from vicinal.retrieval import ReciprocalReranking", ["scipy", "torch"]),
     ("from vicinal.retrieval import Index, RemoteIndex, search_images; RemoteIndex", ["scipy", "torch"]),
-    (
-        BUILD,
-        ["faiss", "scipy", "torch"],
-    ),
+    (BUILD, ["faiss", "scipy", "torch"]),
 )
 
 

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,13 +21,11 @@ def brute_force(queries, gallery, k, excluded=None) -> tuple[np.ndarray, np.ndar
     return np.take_along_axis(similarities, order, axis=1), order
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, torch.float16])
-def test_equals_brute_force_with_ties(kind) -> None:
+def test_equals_brute_force_with_ties() -> None:
     queries, gallery = lattice(33, 6, 0), lattice(40, 6, 1)
-    as_kind = (lambda x: torch.from_numpy(x).to(kind)) if isinstance(kind, torch.dtype) else (lambda x: x.astype(kind))
     for k in (1, 3, 40):
         wanted_scores, wanted = brute_force(queries, gallery, k)
-        found = top_k(as_kind(queries), as_kind(gallery), k)
+        found = top_k(queries, gallery, k)
         np.testing.assert_array_equal(found.ids, wanted)
         np.testing.assert_array_equal(found.scores, wanted_scores)
         assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
@@ -55,27 +52,6 @@ def test_result_does_not_depend_on_block_sizes(monkeypatch) -> None:
     unit = gallery.astype(np.float64) / np.linalg.norm(gallery.astype(np.float64), axis=1, keepdims=True)
     reference = np.sort(np.where(np.eye(40, 2500) > 0, -np.inf, unit[:40] @ unit.T), axis=1)[:, ::-1][:, :30]
     np.testing.assert_allclose(wanted.scores, reference, atol=1e-6)
-
-
-def test_collapsed_embeddings_are_in_gallery_order() -> None:
-    found = top_k(np.ones((5, 3)), np.ones((300, 3)), 9, exclude_self=np.array([0, 4, -1, 299, 8]))
-    assert found.ids.tolist() == [
-        [1, 2, 3, 4, 5, 6, 7, 8, 9],
-        [0, 1, 2, 3, 5, 6, 7, 8, 9],
-        [0, 1, 2, 3, 4, 5, 6, 7, 8],
-        [0, 1, 2, 3, 4, 5, 6, 7, 8],
-        [0, 1, 2, 3, 4, 5, 6, 7, 9],
-    ]
-
-
-def test_order_does_not_depend_on_other_gallery_vectors() -> None:
-    angles = np.array([0.0, 0.01])
-    gallery = np.stack([np.cos(angles), np.sin(angles)], axis=1) * [[1.0009], [1.0]]
-    query = np.array([[np.cos(0.006), np.sin(0.006)]])
-    alone, beside = top_k(query, gallery, 2), top_k(query, np.vstack([gallery, [[-2.0, 0.0]]]), 2)
-    assert alone.ids.tolist() == beside.ids.tolist() == [[1, 0]]
-    assert alone.scores.tolist() == beside.scores.tolist()
-    assert alone.scores.max() < 1 + 1e-6
 
 
 def test_groups_are_excluded() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from sklearn.neighbors import NearestNeighbors
 
 from tests.losses.allocations import peak_and_kept
 from tests.models.refiner_reference import PAPER, reference, trained
 from tests.retrieval.reranking.rerank_references import clusters, lattice, nearest, similarities, unit
 from vicinal.data.table import Table
-from vicinal.evaluation import evaluate, evaluate_arrays
+from vicinal.evaluation import evaluate
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import Refinement, query_gallery, refine, rerank, top_k
 from vicinal.retrieval.scores import UnitVectors
@@ -85,25 +85,6 @@ def test_a_set_is_refined_by_its_nearest_neighbors(k: int) -> None:
     assert k == 0 or np.abs(found - vectors).max() > 0.1
 
 
-def test_number_of_neighbors_of_the_refiner() -> None:
-    vectors, _ = clusters(30, 5, seed=0, dim=DIM)
-    for k in (0, 2, 5):
-        np.testing.assert_array_equal(refine(refiner(neighbors=k), vectors), refine(refiner(), vectors, neighbors=k))
-    np.testing.assert_allclose(refine(refiner(neighbors=0), vectors), vectors, atol=1e-6)
-
-
-def test_neighbors_equal_scikit_learn() -> None:
-    vectors, _ = clusters(400, 30, seed=0, dim=DIM)
-    model = refiner(neighbors=8)
-    search = NearestNeighbors(n_neighbors=9, metric="cosine", algorithm="brute").fit(vectors)
-    rows = search.kneighbors(vectors, return_distance=False)
-    assert (rows[:, 0] == np.arange(400)).all()
-    with torch.inference_mode():
-        units = torch.from_numpy(vectors).float()
-        wanted = model(units, units[torch.from_numpy(rows[:, 1:])]).numpy()
-    np.testing.assert_allclose(refine(model, vectors), wanted, atol=1e-5)
-
-
 def test_depth() -> None:
     vectors, _ = clusters(30, 5, seed=0, dim=DIM)
     for depth in (0, 1, 2):
@@ -131,13 +112,6 @@ def test_result_does_not_depend_on_chunk_size() -> None:
             np.testing.assert_allclose(refine(refiner(), vectors, others, chunk_size=chunk_size), whole, atol=1e-6)
 
 
-def test_takes_vectors_of_any_kind() -> None:
-    vectors = clusters(40, 5, seed=6, dim=DIM)[0].astype(np.float16)
-    wanted, tensor = refine(refiner(), vectors), torch.from_numpy(vectors)
-    for given_as in (vectors.astype(np.float64), tensor.float(), tensor):
-        np.testing.assert_array_equal(refine(refiner(), given_as), wanted)
-
-
 def contexts(model: ContextRefiner, vectors: Array, **more: Any) -> list[Array]:
     """The context of each embedding."""
     seen: list[Array] = []
@@ -156,21 +130,6 @@ def test_context_has_duplicates_but_not_the_embedding_itself(chunk_size: int | N
     for i, context in enumerate(contexts(refiner(), vectors, chunk_size=chunk_size)):
         assert context.shape == (K, DIM)
         assert (context == vectors[i].astype(np.float32)).all(axis=1).sum() == min(copies[i] - 1, K)
-
-
-def test_equal_embeddings_stay_equal() -> None:
-    vectors, _ = clusters(30, 5, seed=0, dim=DIM)
-    vectors[[4, 20]] = vectors[9]
-    found = refine(refiner(), vectors)
-    np.testing.assert_allclose(found[[4, 20]], found[[9, 9]], atol=1e-6)
-
-
-def test_collapsed_and_zero_vectors() -> None:
-    for vectors in (np.ones((20, DIM)), np.zeros((20, DIM)), np.concatenate([np.zeros((2, DIM)), lattice(9, DIM, 0)])):
-        assert np.isfinite(refine(refiner(), vectors)).all()
-        assert np.isfinite(
-            rerank(vectors, vectors, 3, Refinement(refiner()), exclude_self=np.arange(len(vectors))).scores
-        ).all()
 
 
 def test_fewer_images_than_neighbors() -> None:
@@ -252,69 +211,6 @@ def test_queries_outside_and_inside_of_the_gallery(context: str) -> None:
             check_ranking(found, *wanted, exclude_self[some])
 
 
-def test_contexts_are_not_the_same() -> None:
-    queries, gallery, exclude_self = overlapping()
-    of_all, of_gallery = (
-        both_refined(queries, gallery, exclude_self, context) for context in ("everything", "gallery")
-    )
-    assert all(np.abs(mine - other).max() > 0.1 for mine, other in zip(of_all, of_gallery, strict=True))
-    default = rerank(queries, gallery, 9, Refinement(refiner()), exclude_self=exclude_self)
-    check_ranking(default, *of_all, exclude_self)
-
-
-def test_context_gallery_makes_queries_independent() -> None:
-    queries, gallery, exclude_self = overlapping()
-    method = Refinement(refiner(), "gallery")
-    together = rerank(queries, gallery, 9, method, exclude_self=exclude_self)
-    for i in range(14):
-        alone = rerank(queries[i : i + 1], gallery, 9, method, exclude_self=exclude_self[i : i + 1])
-        np.testing.assert_array_equal(alone.ids[0], together.ids[i])
-        np.testing.assert_allclose(alone.scores[0], together.scores[i], atol=1e-6)
-
-
-def test_a_gallery_of_all_queries_equals_leave_one_out() -> None:
-    vectors, exclude_self = clusters(45, 6, seed=2, dim=DIM)[0], np.arange(45)
-    wanted = rerank(vectors, vectors, 9, Refinement(refiner()), exclude_self=exclude_self)
-    for context in ("everything", "gallery"):
-        found = rerank(vectors, vectors.copy(), 9, Refinement(refiner(), context), exclude_self=exclude_self)
-        np.testing.assert_array_equal(found.ids, wanted.ids)
-        np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-6)
-
-
-def sided() -> tuple[Array, Table, Array, Array]:
-    """Embeddings and their table: most rows are gallery, some queries, some both, one neither."""
-    vectors, labels = clusters(60, 8, seed=3, dim=DIM)
-    queries, gallery = np.arange(60) % 4 == 0, np.arange(60) % 8 != 4
-    gallery[59] = False
-    frame = pd.DataFrame({"label": labels, "is_query": queries, "is_gallery": gallery})
-    return vectors, Table(frame), np.flatnonzero(queries), np.flatnonzero(gallery)
-
-
-@pytest.mark.parametrize("context", ["everything", "gallery"])
-def test_evaluation_of_queries_and_gallery(context: str) -> None:
-    vectors, table, queries, gallery = sided()
-    exclude_self = np.array([{row: i for i, row in enumerate(gallery)}.get(row, -1) for row in queries])
-    assert 0 < (exclude_self >= 0).sum() < len(exclude_self)
-    refined = both_refined(vectors[queries], vectors[gallery], exclude_self, context)
-    labels = [table.labels[rows] for rows in (queries, gallery)]
-    wanted = evaluate_arrays(refined[0], labels[0], refined[1], labels[1], exclude_self=exclude_self, recall_at=[1, 5])
-    for chunk in (None, 3):
-        found = evaluate(vectors, table, [1, 5], rerank=Refinement(refiner(), context), chunk_size=chunk)
-        assert found.metrics == pytest.approx(wanted.metrics)
-        for name, values in wanted.per_query.items():
-            np.testing.assert_allclose(found.per_query[name], values, err_msg=name)
-    assert found.metrics != evaluate(vectors, table, [1, 5]).metrics
-
-
-def test_evaluation_leave_one_out() -> None:
-    vectors, labels = clusters(60, 8, seed=3, dim=DIM)
-    table = Table(pd.DataFrame({"label": labels}))
-    wanted = evaluate(refined_by(vectors, vectors, np.arange(60), K), table)
-    for context in ("everything", "gallery"):
-        found = evaluate(vectors, table, rerank=Refinement(refiner(), context))
-        assert found.metrics == pytest.approx(wanted.metrics)
-
-
 def test_excluded_groups_may_be_neighbors() -> None:
     vectors, labels = clusters(60, 8, seed=3, dim=DIM)
     groups = np.random.default_rng(0).integers(0, 4, 60)
@@ -325,26 +221,6 @@ def test_excluded_groups_may_be_neighbors() -> None:
     grouped = {"exclude_self": np.arange(60), "query_groups": groups, "gallery_groups": groups}
     ranking = rerank(vectors, vectors, 5, Refinement(refiner()), **grouped)
     np.testing.assert_array_equal(ranking.ids, top_k(refined, refined, 5, **grouped).ids)
-
-
-@pytest.mark.parametrize("protocol", ["leave-one-out", "everything", "gallery"])
-def test_untrained_refiner_does_not_change_recall(protocol: str) -> None:
-    digits = load_digits()
-    torch.manual_seed(0)
-    vectors, labels = digits.data.astype(np.float32), digits.target
-    vectors[1::40] = vectors[::40][: len(vectors[1::40])]  # duplicates tie before and after
-    frame = pd.DataFrame({"label": labels})
-    if protocol != "leave-one-out":
-        frame = frame.assign(is_query=np.arange(len(labels)) % 3 == 0, is_gallery=np.arange(len(labels)) % 6 != 0)
-    context = "gallery" if protocol == "gallery" else "everything"
-    plain = evaluate(vectors, Table(frame))
-    refined = evaluate(vectors, Table(frame), rerank=Refinement(ContextRefiner(64), context))
-    assert 0.9 < plain.metrics["recall@1"] < 1
-    for name in ("recall@1", "recall@2", "recall@4", "recall@8"):
-        assert refined.metrics[name] == plain.metrics[name]
-        np.testing.assert_array_equal(refined.per_query[name], plain.per_query[name])
-    # Of the ranks of all positives some tie but for rounding.
-    assert refined.metrics == pytest.approx(plain.metrics, abs=1e-6)
 
 
 def test_untrained_refiner_is_the_identity() -> None:
@@ -369,23 +245,6 @@ def test_training_modes_are_restored_and_dropout_is_off() -> None:
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
-def test_inputs_are_not_modified() -> None:
-    vectors, gallery = np.float32(5) * lattice(30, DIM, 0).astype(np.float32), lattice(20, DIM, 1).astype(np.float32)
-    before = vectors.copy(), gallery.copy()
-    refine(refiner(), vectors, gallery)
-    rerank(vectors, gallery, 3, Refinement(refiner()))
-    np.testing.assert_array_equal(vectors, before[0])
-    np.testing.assert_array_equal(gallery, before[1])
-
-
-def test_every_neighbor_is_gathered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors, _ = clusters(100, 8, seed=0, dim=DIM)
-    taken, take = [], UnitVectors.take
-    monkeypatch.setattr(UnitVectors, "take", lambda self, rows: (taken.append(len(rows)), take(self, rows))[1])
-    refine(refiner(), vectors, chunk_size=30)
-    assert taken == [30 * K, 30 * K, 30 * K, 10 * K]
-
-
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_embeddings() -> None:
     n, k, dim = 20_000, 64, 32
@@ -403,68 +262,6 @@ def test_memory_does_not_grow_with_the_number_of_embeddings() -> None:
     assert whole < 1.05 * peak(n // 2)  # it does not grow
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda model: Refinement(model, "all"), "Refinement: context = 'all' must be everything or gallery"),
-        (lambda model: Refinement(model, depth=3), "depth = 3 is out of range; use 0 to 2"),
-        (lambda model: Refinement(model, depth=-1), "depth = -1 is out of range; use 0 to 2"),
-        (lambda model: Refinement(model, neighbors=-1), "Refinement: neighbors = -1 must be at least"),
-        (lambda model: Refinement(model, neighbors=1.5), "Refinement: neighbors = 1.5 must be at least"),
-        (lambda model: refine(model, lattice(9, DIM, 0), depth=3), "depth = 3 is out of range; use 0 to 2"),
-        (lambda model: refine(model, lattice(9, DIM, 0), neighbors=-2), "neighbors = -2 must be at least"),
-        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=0), "chunk_size = 0 is invalid"),
-        (lambda model: refine(model, lattice(9, DIM, 0), chunk_size=-3), "chunk_size = -3 is invalid"),
-    ],
-)
-def test_bad_arguments(make: Any, message: str) -> None:
-    with pytest.raises(InputError) as error:
-        make(refiner())
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_numpy_integers_are_accepted() -> None:
-    vectors = lattice(20, DIM, 0)
-    assert repr(Refinement(refiner(), neighbors=np.int64(3))) == repr(Refinement(refiner(), neighbors=3))
-    np.testing.assert_array_equal(
-        refine(refiner(), vectors, neighbors=np.int64(3)), refine(refiner(), vectors, neighbors=3)
-    )
-
-
-@pytest.mark.parametrize("k", [0, 2])
-def test_other_dimensions_are_refused(k: int) -> None:
-    vectors, model = lattice(9, 8, 0), refiner(neighbors=k)
-    calls = [
-        lambda: refine(model, vectors),
-        lambda: refine(model, vectors, vectors),
-        lambda: rerank(vectors, vectors, 3, Refinement(model), exclude_self=np.arange(9)),
-        lambda: rerank(vectors, vectors, 3, Refinement(model, "gallery")),
-        lambda: evaluate(vectors, Table(pd.DataFrame({"label": [0, 1, 2] * 3})), rerank=Refinement(model)),
-    ]
-    for call in calls:
-        with pytest.raises(InputError, match="embeddings have 8 dimensions, the refiner is for 12"):
-            call()
-    with pytest.raises(InputError, match="queries have 12 dimensions, the gallery has 8"):
-        refine(model, lattice(9, DIM, 0), vectors)
-
-
-def test_row_that_is_not_finite_is_named() -> None:
-    vectors, table = lattice(9, DIM, 0), Table(pd.DataFrame({"label": [0, 1, 2] * 3}))
-    broken = vectors.copy()
-    broken[7, 2] = np.inf
-    calls = {
-        "embedding 7": lambda: refine(refiner(), broken),
-        "embedding 7 ": lambda: refine(refiner(), broken, vectors),
-        "gallery vector 7": lambda: refine(refiner(), vectors, broken),
-        "query 7": lambda: rerank(broken, vectors, 3, Refinement(refiner())),
-        "embedding 7 h": lambda: evaluate(broken, table, rerank=Refinement(refiner())),
-    }
-    for where, call in calls.items():
-        with pytest.raises(InputError, match=f"{where.strip(' h')} holds NaN or infinity"):
-            call()
-
-
 def test_refiners_of_any_precision() -> None:
     vectors = clusters(20, 4, seed=0, dim=DIM)[0]
     for dtype, atol in ((torch.float64, 1e-6), (torch.bfloat16, 0.05), (torch.float16, 0.05)):
@@ -473,25 +270,26 @@ def test_refiners_of_any_precision() -> None:
         np.testing.assert_allclose(found, refine(refiner(), vectors), atol=atol)
 
 
-@pytest.mark.parametrize("context", ["everything", "gallery"])
-def test_all_searches_use_the_chunk_size(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunks, search = [], query_gallery.nearest
-    monkeypatch.setattr(query_gallery, "nearest", lambda *given: (chunks.append(given[4]), search(*given))[1])
-    queries, gallery, exclude_self = overlapping()
-    labels = np.arange(len(gallery)) % 3
-    of_queries = np.arange(len(queries)) % 3
-    evaluate_arrays(
-        queries,
-        of_queries,
-        gallery,
-        labels,
-        exclude_self=exclude_self,
-        chunk_size=7,
-        rerank=Refinement(refiner(), context),
-    )
-    assert set(chunks) == {7}
+def test_bad_arguments() -> None:
+    model, alone, vectors, others = refiner(), refiner(context="self"), lattice(9, DIM, 0), lattice(9, 8, 0)
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: Refinement(model, "all"), "Refinement: context = 'all' must be everything or gallery"),  # type: ignore[arg-type]
+        (lambda: Refinement(model, depth=3), "depth = 3 is out of range; use 0 to 2"),
+        (lambda: Refinement(model, neighbors=1.5), "Refinement: neighbors = 1.5 must be at least"),  # type: ignore[arg-type]
+        (lambda: Refinement(alone, neighbors=3), "neighbors = 3, but this refiner looks at itself alone"),
+        (lambda: refine(model, vectors, neighbors=-2), "neighbors = -2 must be at least"),
+        (lambda: refine(model, vectors, chunk_size=0), "chunk_size = 0 is invalid"),
+        (lambda: refine(model, others), "embeddings have 8 dimensions, the refiner is for 12"),
+        (lambda: rerank(others, others, 3, Refinement(model, "gallery")), "embeddings have 8 dimensions, the refiner"),
+        (lambda: refine(model, vectors, others), "queries have 12 dimensions, the gallery has 8"),
+    ]
+    for call, message in cases:
+        with pytest.raises(InputError) as error:
+            call()
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
 
 
-def test_a_refiner_without_context_takes_no_number_of_neighbors() -> None:
-    with pytest.raises(InputError, match="neighbors = 3, but this refiner looks at itself alone"):
-        Refinement(refiner(context="self"), neighbors=3)
+def test_collapsed_and_zero_vectors() -> None:
+    for vectors in (np.ones((20, DIM)), np.concatenate([np.zeros((2, DIM)), lattice(9, DIM, 0)])):
+        assert np.isfinite(refine(refiner(), vectors)).all()

@@ -63,13 +63,13 @@ def test_rows_select_and_order() -> None:
     np.testing.assert_allclose(chosen.take(np.array([2, 0])), vectors[[2, 7]], rtol=1e-6)
 
 
-def test_kept_vectors_are_the_same_bits() -> None:
+def test_materialized_vectors_are_the_same_bits() -> None:
     vectors = UnitVectors(3 * unit(10, 7), "vector", rows=np.array([7, 2, 2, 9]))
-    kept, rows = vectors.kept(), np.array([3, 0])
-    assert kept.block(0, 2).data_ptr() == kept.block(0, 4).data_ptr()  # not computed again
-    assert torch.equal(kept.block(1, 9), vectors.block(1, 9))
-    assert torch.equal(kept.take(rows), vectors.take(rows))
-    assert torch.equal(kept.subset(rows).block(0, 2), vectors.take(rows))
+    whole, rows = vectors.materialized(), np.array([3, 0])
+    assert whole.block(0, 2).data_ptr() == whole.block(0, 4).data_ptr()  # not computed again
+    assert torch.equal(whole.block(1, 9), vectors.block(1, 9))
+    assert torch.equal(whole.take(rows), vectors.take(rows))
+    assert torch.equal(whole.subset(rows).block(0, 2), vectors.take(rows))
 
 
 @pytest.mark.parametrize("dim", [1, 3, 100, 513])

@@ -71,12 +71,6 @@ def test_exclude_self_omits_nothing_for_queries_outside_of_the_index() -> None:
         assert [match["id"] for match in found.matches] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("exclude_self", [False, True])
-def test_k_larger_than_the_index(exclude_self: bool) -> None:
-    with pytest.raises(InputError, match="k = 6 is invalid in an index of 5 images"):
-        search_images(index(), VECTORS[:1], nothing(1), 6, exclude_self)
-
-
 def test_printing() -> None:
     (found,) = search_images(index(path=PATHS, label=list("vwxyz")), VECTORS[:1], nothing(1), k=2)
     assert str(found) == "query\n   1  1.0000  v  /a.png\n   2  0.9950  w  /b.png"

@@ -38,12 +38,6 @@ def test_equals_scikit_learn(dim: int | None, rows: int) -> None:
     assert ours.dim == (dim or 12)
 
 
-def test_training_set_gets_unit_covariance() -> None:
-    whitened = PCAWhitening.fit(cloud()).apply(cloud(), normalize=False)
-    np.testing.assert_allclose(np.cov(whitened.T), np.eye(12), atol=1e-5)
-    np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-5)
-
-
 @pytest.mark.parametrize("shrinkage", [0.1, 0.7, 1.0])
 def test_shrinkage_of_the_covariance(shrinkage: float) -> None:
     vectors = cloud()
@@ -55,14 +49,6 @@ def test_shrinkage_of_the_covariance(shrinkage: float) -> None:
     inverse = np.linalg.inv(shrunk)
     centred = vectors - vectors.mean(axis=0)
     np.testing.assert_allclose(whitened @ whitened.T, centred @ inverse @ centred.T, rtol=1e-3, atol=1e-3)
-
-
-def test_full_shrinkage_only_rotates() -> None:
-    vectors = cloud()
-    whitened = PCAWhitening.fit(vectors, shrinkage=1.0).apply(vectors, normalize=False)
-    distances = (np.linalg.norm(each[:-1] - each[1:], axis=1) for each in (vectors, whitened))
-    ratios = np.divide(*distances)
-    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-5)
 
 
 def test_fewer_vectors_than_dimensions_need_shrinkage() -> None:
@@ -115,12 +101,6 @@ def test_very_large_and_very_small_numbers() -> None:
         PCAWhitening.fit(cloud() * 1e-140).apply(far)
 
 
-def test_the_mean_becomes_zero() -> None:
-    found = PCAWhitening.fit(cloud())
-    assert not found.apply(found.mean[None]).any()
-    assert found.apply(np.empty((0, 12))).shape == (0, 12)
-
-
 def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     found = PCAWhitening.fit(cloud(), dim=5, shrinkage=0.1)
     path = tmp_path / "new" / "whitening.safetensors"
@@ -139,17 +119,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     mark = {"format": "vicinal-whitening"}
     cases = {
         "half": (whole[: len(whole) // 2], "not a complete"),
-        "empty": (b"", "not a complete"),
-        "text": (b"some text, not tensors", "not a complete"),
         "other": (safetensors.numpy.save(tensors), "its format is not 'vicinal-whitening'"),
         "missing": (safetensors.numpy.save({"mean": tensors["mean"]}, mark), "damaged"),
-        "shape": (safetensors.numpy.save(tensors | {"mean": tensors["mean"][:3]}, mark), "damaged"),
-        "type": (safetensors.numpy.save(tensors | {"mean": tensors["mean"].astype(np.float32)}, mark), "damaged"),
         "nan": (safetensors.numpy.save(tensors | {"mean": tensors["mean"] * np.nan}, mark), "damaged"),
-        "zero": (
-            safetensors.numpy.save(tensors | {"explained_variance": tensors["explained_variance"] * 0}, mark),
-            "damaged",
-        ),
     }
     for data, message in cases.values():
         path.write_bytes(data)

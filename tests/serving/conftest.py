@@ -10,6 +10,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from tests.serving.page_server import MeanColor, Watched, make_index, serve, watched_app
 from tests.serving.service import DIM, client_of, noise
 from vicinal import Embedder, Index, Table
 from vicinal.data.images.transforms import ImageTransform
@@ -43,3 +44,17 @@ def client(pictures: Path, model: Embedder) -> Iterator[TestClient]:
     """A client of a service of the pictures; tests that change something delete it again."""
     with client_of(pictures / "index", model, max_pixels=1_000_000, max_k=100, max_filter=200) as each:
         yield each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the pictures of `service`, and of its index."""
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[tuple[str, Watched]]:
+    """A service of colored pictures on loopback: its address and its application."""
+    app = watched_app(make_index(folder), MeanColor())
+    with serve(app) as address:
+        yield address, app

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from vicinal.serving.service import Service
 
 DIM = 8
 ADDRESS = "http://127.0.0.1"
-Answer = tuple[int, dict[str, Any]]
 
 
 def random_vectors(count: int, seed: int = 0, dim: int = DIM) -> np.ndarray:
@@ -74,3 +74,10 @@ def noise(seed: int, size: tuple[int, int] = (40, 30)) -> bytes:
 
 def vector_list(seed: int) -> list[float]:
     return random_vectors(1, seed)[0].tolist()
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)

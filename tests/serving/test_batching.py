@@ -14,7 +14,8 @@ from tests.serving.service import random_vectors, save_index
 from vicinal import Index
 from vicinal.serving import matches
 from vicinal.serving.batching import Batcher, one_by_one_if_broken
-from vicinal.serving.matches import Query, SearchOptions, search_batch
+from vicinal.serving.bodies import SearchBody
+from vicinal.serving.matches import search_batch
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
 
@@ -120,12 +121,13 @@ def test_queries_with_the_same_options_are_one_search(tmp_path: Any, monkeypatch
     real = matches.search_images
     monkeypatch.setattr(matches, "search_images", lambda *args, **kw: sizes.append(len(args[1])) or real(*args, **kw))
     vectors = random_vectors(6, seed=3)
-    options = [SearchOptions(k=3), SearchOptions(k=2, where="price < 9")] * 2 + [SearchOptions(where="nope < 3")] * 2
-    answers = search_batch(snapshot, [Query(*each) for each in zip(vectors, options, strict=True)])
+    bodies = [{"k": 3}, {"k": 2, "filter": "price < 9"}] * 2 + [{"filter": "nope < 3"}] * 2
+    options = [SearchBody(id=number, **each).options() for number, each in enumerate(bodies)]  # type: ignore[arg-type]
+    answers = search_batch(snapshot, list(zip(vectors, options, strict=True)))
     assert sizes == [2, 2]
     assert [isinstance(each, InputError) for each in answers] == [False] * 4 + [True] * 2
     for vector, option, answer in list(zip(vectors, options, answers, strict=True))[:4]:
-        (alone,) = search_batch(snapshot, [Query(vector, option)])
+        (alone,) = search_batch(snapshot, [(vector, option)])
         assert isinstance(alone, dict)
         assert isinstance(answer, dict)
         assert [match["id"] for match in answer["matches"]] == [match["id"] for match in alone["matches"]]

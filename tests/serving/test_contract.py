@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from tests.serving.service import DIM, client_of, noise, picture, random_vectors, save_index, vector_list
+from tests.serving.service import DIM, client_of, noise, random_vectors, save_index, vector_list
 from vicinal import Embedder, Index, Table
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.retrieval.decisions import match_images
@@ -106,14 +106,6 @@ def test_a_box_is_a_part_of_the_upright_image(client: TestClient, model: Embedde
     assert answer["model"] == model.fingerprint()
 
 
-def test_embeddings_of_a_batch_are_those_of_each(client: TestClient, model: Embedder) -> None:
-    for kind, mode, size in (("JPEG", "RGB", (70, 50)), ("PNG", "LA", (33, 90)), ("GIF", "P", (300, 20))):
-        data = picture(128 if mode == "P" else "teal", size, kind, mode)
-        vector = client.post("/embed", files={"image": ("x", data)}).json()["vector"]
-        image = Image.open(io.BytesIO(data))
-        np.testing.assert_allclose(vector, model.embed([image], progress=False)[0], atol=1e-4, err_msg=kind)
-
-
 def test_items_are_added_shown_and_deleted(client: TestClient) -> None:
     data, columns = noise(99, (80, 40)), {"columns": json.dumps({"price": 3, "note": "a é"})}
     added = client.post("/items", files={"image": ("x.png", data)}, data={**columns, "label": "class7"})
@@ -133,13 +125,6 @@ def test_items_are_added_shown_and_deleted(client: TestClient) -> None:
     assert client.request("DELETE", "/items", json={"ids": [number]}).json() == {"deleted": 0}
     assert client.get(f"/items/{number}").status_code == 404
     assert client.get(f"/items/{number}/image").status_code == 404
-
-
-def test_one_key_adds_once(client: TestClient) -> None:
-    body = {"vector": vector_list(1), "columns": {"price": 70}}
-    answers = [client.post("/items", json=body, headers={"Idempotency-Key": "a"}).json()["ids"] for _ in range(3)]
-    assert answers == answers[:1] * 3
-    assert client.request("DELETE", "/items", json={"filter": "price == 70"}).json() == {"deleted": 1}
 
 
 def test_a_calibrated_index_says_match_or_none(tmp_path: Path) -> None:

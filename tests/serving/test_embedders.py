@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -87,16 +86,6 @@ def test_any_object_that_embeds_images() -> None:
     expected = [np.asarray(image).mean((0, 1)) for image in images()]
     np.testing.assert_allclose(embed(as_image_embedder(Mean())), expected, rtol=1e-5)
     assert as_image_embedder(Mean()).dim == 3
-
-
-@pytest.mark.parametrize("size", [(1, 500), (500, 1), (1, 1)])
-def test_thin_images(model: Embedder, size: tuple[int, int]) -> None:
-    from io import BytesIO
-
-    decoder = Decoder(as_image_embedder(model).preparation(), 10**6)
-    data = noise(0, size)
-    vector = as_image_embedder(model).embed([decoder.perform(ImageTask(data)).pixels])  # type: ignore[union-attr]
-    np.testing.assert_allclose(vector, model.embed([Image.open(BytesIO(data))], progress=False), atol=1e-5)
 
 
 def test_the_model_keeps_its_threads(model: Embedder) -> None:

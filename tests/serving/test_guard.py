@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -151,16 +151,3 @@ def test_who_hangs_up_is_not_worked_for() -> None:
         assert guard.load == Load()
 
     asyncio.run(run())
-
-
-def test_messages_of_other_kinds_pass() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["type"])
-
-    async def nothing() -> AsyncIterator[None]:
-        yield
-
-    asyncio.run(Guard(app, LIMITS, Load())({"type": "lifespan"}, nothing, nothing))  # type: ignore[arg-type]
-    assert seen == ["lifespan"]

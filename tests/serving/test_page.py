@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,6 @@ def text(name: str) -> str:
 
 def shown(selector: str) -> str:
     return f"document.querySelector('{selector}').checkVisibility()"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[tuple[str, Watched]]:
-    app = watched_app(make_index(folder), MeanColor())
-    with serve(app) as address:
-        yield address, app
 
 
 @pytest.fixture

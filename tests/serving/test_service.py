@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.serving.service import client_of, noise, save_index, vector_list
-from tests.serving.test_store import wait_for
-from vicinal import Embedder, Index
-from vicinal.serving import service as module
+from tests.serving.service import client_of, noise, save_index
+from vicinal import Embedder
 from vicinal.serving import store as store_module
 from vicinal.serving.bodies import ItemBody
 from vicinal.serving.service import Service
@@ -37,20 +35,6 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
         for files in ({"image": ("x", noise(1))}, {"image": ("x", b"no image")}):
             assert reader.post("/items", files=files).status_code == 405
         assert 'vicinal_batch_size_count{batch="embed"} 0.0' in reader.get("/metrics").text
-
-
-def test_an_index_in_place_of_another_shows_its_own_images(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("vicinal.serving.folder_store.FOLLOW_SECONDS", 0.02)
-    folder = save_index(tmp_path)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "3.png").write_bytes(noise(50))
-    with client_of(folder, read_only=True) as reader:
-        before = reader.get("/items/3/image").content
-        Index.load(pictures / "index").save(folder)
-        wait_for(lambda: reader.get("/info").json()["images"] == 12)
-        assert reader.get("/items/3/image").content != before
 
 
 def test_a_client_that_hangs_up_leaves_no_image(
@@ -82,11 +66,3 @@ def test_a_client_that_hangs_up_leaves_no_image(
             assert len(service.index) == 30
 
     asyncio.run(asyncio.wait_for(run(), 120))
-
-
-def test_results_that_are_too_few_are_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with client_of(save_index(tmp_path)) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "search_batch", lambda *_: [])
-            assert client.post("/search", json={"vector": vector_list(0)}).status_code == 500
-        assert client.post("/search", json={"vector": vector_list(0)}).status_code == 200

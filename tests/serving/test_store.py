@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.serving.service import random_vectors, save_index
-from vicinal import Index, Table
+from tests.serving.service import random_vectors, save_index, wait_for
+from vicinal import Index
+from vicinal.data.column_kinds import ColumnKind
 from vicinal.retrieval.index.database import Database
 from vicinal.serving import store as store_module
 from vicinal.serving.columns import ColumnKinds, frame_of
@@ -24,13 +22,6 @@ from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def add(store: FolderStore, seed: int, key: str | None = None, **columns: Any) -> int:
@@ -158,22 +149,6 @@ def test_keys_are_remembered(tmp_path: Path) -> None:
         assert len(again) == 32
 
 
-def test_several_services_and_commands_write(tmp_path: Path) -> None:
-    folder = save_index(tmp_path)
-    with FolderStore(folder) as first, FolderStore(folder) as second, FolderStore(folder, read_only=True) as reader:
-        with pytest.raises(Problem) as problem:
-            reader.add(random_vectors(1), {}, None, None)
-        assert problem.value.status == 405
-        assert [add(first, 1), add(second, 2), add(first, 3)] == [30, 31, 32]
-        with Index.open(folder) as index:
-            index.add(random_vectors(2, 4), Table(pd.DataFrame({"label": ["x", "y"]})))
-            index.delete([0])
-        assert add(second, 5) == 35
-        for store in (first, second, reader):
-            wait_for(lambda store=store: store.index.state.current().next_id == 36)
-            assert store.index.metadata.ids.tolist() == [*range(1, 36)]
-
-
 def test_an_index_that_is_built_anew_replaces_all(tmp_path: Path) -> None:
     """Changes of the old index are not made in the new one."""
     folder = save_index(tmp_path)
@@ -202,17 +177,9 @@ def test_too_many_changes_wait(tmp_path: Path) -> None:
 
 
 def test_kinds_of_columns() -> None:
-    kinds = ColumnKinds(
-        {
-            "id": "integer",
-            "whole": "integer",
-            "number": "floating",
-            "flag": "boolean",
-            "text": "string",
-            "none": "empty",
-        },
-        max_columns=8,
-    )
+    names = {"id": "integer", "whole": "integer", "number": "floating", "flag": "boolean", "text": "string"}
+    known = {name: ColumnKind(kind) for name, kind in {**names, "none": "empty"}.items()}
+    kinds = ColumnKinds(known, max_columns=8)
     good = {"whole": 2.0, "number": 3, "flag": False, "text": 7, "none": 1.5}
     assert kinds.checked(good) == {"whole": 2, "number": 3.0, "flag": False, "text": "7", "none": 1.5}
     assert [type(value) for value in kinds.checked(good).values()] == [int, float, bool, str, float]

@@ -147,7 +147,7 @@ def _check_source(arguments: Arguments) -> None:
     check_source(arguments.source)
     check_embedding(arguments)
     if not is_url(arguments.index):
-        from vicinal.retrieval.index.vector_files import check_target
+        from vicinal.retrieval.index.index_state import check_target
 
         return check_target(Path(arguments.index))
     from vicinal.retrieval.index.remote.engine_url import EngineURL

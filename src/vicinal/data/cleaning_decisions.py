@@ -12,7 +12,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.data.table_files import INTEGER, read_csv
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, one_line
 
 DECISIONS = ("drop", "relabel", "keep")
 
@@ -75,10 +75,13 @@ def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict
         ignore_missing: leave out decisions about images that are not in the table.
     """
     frame = read_csv(path)
-    for column in ("decision", "path" if table.has("path") else "row"):
-        if (count := list(frame.columns).count(column)) != 1:
+    needed = ("decision", "path" if table.has("path") else "row")
+    for column in (*needed, "row", "new_label"):
+        count = list(frame.columns).count(column)
+        if count > 1 or (not count and column in needed):
             raise InputError(
-                f"{path}: has {count or 'no'} columns {column}; decisions need the columns path (or row) and decision"
+                f"{path}: {count or 'no'} columns are named {column}; decisions need the columns path (or row) and "
+                "decision, each once"
             )
     actions = frame["decision"].str.strip().str.lower()
     _check_no_label_alone(frame.assign(decision=actions), path)
@@ -96,7 +99,8 @@ def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict
         row = find(image, row_text, where)
         if row in decided and decided[row][:2] != decision[:2]:
             raise InputError(
-                f"{where}: another decision about {image} than in {decided[row].where}; remove one of them"
+                f"{where}: another decision about {one_line(image, 300)} than in {decided[row].where}; "
+                "remove one of them"
             )
         decided[row] = decision
     return decided
@@ -109,14 +113,14 @@ def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
     is_alone = (frame["new_label"].astype(str).str.strip() != "") & (frame["decision"] != "relabel")
     for line, action in frame["decision"][is_alone].head(1).items():
         raise InputError(
-            f"{path}, line {line}: a new_label, but decision is {action!r}; make it relabel, or empty both"
+            f"{path}, line {line}: a new_label, but decision is {_quoted(action)}; make it relabel, or empty both"
         )
 
 
 def _checked(decision: Decision) -> Decision:
     if decision.action not in DECISIONS:
         raise InputError(
-            f"{decision.where}: decision is {decision.action!r}; it can be {', '.join(DECISIONS)} or empty"
+            f"{decision.where}: decision is {_quoted(decision.action)}; it can be {', '.join(DECISIONS)} or empty"
         )
     if decision.action == "relabel" and not decision.new_label:
         raise InputError(f"{decision.where}: relabel, but no new_label; give one")
@@ -137,17 +141,18 @@ class _Finder:
     def __call__(self, image: str, row: str, where: str) -> int:
         """The row of an image; `row` is asked where the same image is in several rows."""
         if self._keys is None:
-            if not image.isdecimal() or int(image) >= self._size:
-                raise InputError(f"{where}: row is {image!r}; the table has {self._size} rows, numbered from 0")
+            if not INTEGER.fullmatch(image) or not 0 <= int(image) < self._size:
+                raise InputError(f"{where}: row is {_quoted(image)}; the table has {self._size} rows, numbered from 0")
             return int(image)
         candidates = self._candidates(os.path.expanduser(image))
+        name = one_line(image, 300)
         if not candidates:
-            raise InputError(f"{where}: {image} is not in the table; give the table that the decisions are about")
+            raise InputError(f"{where}: {name} is not in the table; give the table that the decisions are about")
         if len(candidates) == 1:
             return candidates[0]
-        if row.isdecimal() and int(row) in candidates and len({self._keys[each] for each in candidates}) == 1:
+        if INTEGER.fullmatch(row) and int(row) in candidates and len({self._keys[each] for each in candidates}) == 1:
             return int(row)
-        raise InputError(f"{where}: {image} may be {len(candidates)} images of the table; give its whole path, and row")
+        raise InputError(f"{where}: {name} may be {len(candidates)} images of the table; give its whole path, and row")
 
     def knows(self, image: str) -> bool:
         """Whether an image is in the table."""
@@ -174,6 +179,11 @@ def common_folder(paths: Sequence[str]) -> str | None:
         return None
 
 
+def _quoted(text: str) -> str:
+    """A text in quotation marks, on one line that is not too long."""
+    return one_line(repr(text), 80)
+
+
 def _name(key: str) -> str:
     return key.replace("\\", "/").rpartition("/")[2]
 
@@ -192,7 +202,7 @@ def _new_labels(table: Table, relabeled: dict[int, Decision]) -> pd.Series:
     for row, decision in relabeled.items():
         if is_integer and not INTEGER.fullmatch(decision.new_label):
             raise InputError(
-                f"{decision.where}: new_label is {decision.new_label!r}, but the labels of the table are integers"
+                f"{decision.where}: new_label is {_quoted(decision.new_label)}, but the table's labels are integers"
             )
         labels[row] = int(decision.new_label) if is_integer else decision.new_label
     return labels.astype(table.frame["label"].dtype)

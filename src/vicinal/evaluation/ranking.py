@@ -261,7 +261,7 @@ def _kept_if_few(vectors: UnitVectors) -> UnitVectors:
     """The vectors; if there are few, their unit vectors stay in memory."""
     is_on_gpu = vectors.device.type != "cpu"
     max_bytes = 4 * MAX_UNIT_TILES * tile_elements(vectors.device) if is_on_gpu else MAX_UNIT_BYTES
-    return vectors if 4 * len(vectors) * vectors.dim > max_bytes else vectors.kept()
+    return vectors if 4 * len(vectors) * vectors.dim > max_bytes else vectors.materialized()
 
 
 def _excluded_other_labels(levels: Sequence[Relevance]) -> tuple[Integers, Integers]:

@@ -192,7 +192,7 @@ def _ends(model: onnx.ModelProto) -> list[str]:
 
 
 def _skip_detours(model: onnx.ModelProto, types: Any) -> None:
-    """Read from before a cast to half precision what is cast back at once: onnxruntime puts both between two nodes."""
+    """Remove casts to half precision and back at once: onnxruntime puts both between two nodes."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
         maker = makers.get(node.input[0]) if node.input else None

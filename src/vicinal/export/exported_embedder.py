@@ -125,8 +125,15 @@ class ExportedEmbedder:
         yield self.embed_batch
 
     def embed_batch(self, images: Tensor) -> Floats:
-        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it."""
-        return self.engine.run(images.numpy().round().astype(np.uint8))
+        """Embed pixels, [b, channels, height, width] from 0 to 255, float32 [b, dim]. Several threads may call it.
+
+        Raises:
+            InputError: The exported model fails, or gives something else than unit vectors.
+        """
+        try:
+            return self.engine.run(images.numpy().round().astype(np.uint8))
+        except ValueError as error:
+            raise InputError(one_line(error)) from error
 
 
 if TYPE_CHECKING:
@@ -145,7 +152,7 @@ NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 def with_engine(
     model: Embedder, engine: Engine, device: str, num_images: int | None = None, obstacle: str | None = None
 ) -> Embedder | ExportedEmbedder:
-    """Return what embeds images by an engine: the model itself, or the model exported for the engine.
+    """Return the embedder for an engine: the model itself, or the model exported for the engine.
 
     `auto` takes OpenVINO if it is installed, the device is a CPU, the network is convolutional, and the exported model
     gives the same unit vectors up to `TOLERANCE`; else PyTorch, which runs transformers as fast. Exported models are

@@ -17,29 +17,11 @@ import torch
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.table import Table
-from vicinal.export.conversion import (
-    export_onnx,
-    openvino_function,
-    read_onnx,
-    save_openvino,
-    to_fp16,
-    to_int8,
-    to_openvino,
-)
+from vicinal.export import conversion, parity
 from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
 from vicinal.export.onnx_embedder import runtime_options
-from vicinal.export.parity import (
-    AFTER,
-    BEFORE,
-    SPEED_BATCH,
-    Differences,
-    ParityReport,
-    check_shapes,
-    compare,
-    machine,
-    speeds,
-)
+from vicinal.export.parity import AFTER, BEFORE, ParityReport
 from vicinal.export.settings import SUFFIXES, ExportSettings
 from vicinal.models.embedder import Embedder
 from vicinal.models.inputs import image_batches
@@ -74,7 +56,7 @@ def export_model(
     Args:
         model: The embedder.
         out: The file of the exported model.
-        settings: What is exported; by default ONNX in float32.
+        settings: Format, precision and input; by default ONNX in float32.
         check: Images on which the exported model is compared with the embedder, with labels for the metrics; None:
             random ones, for fp32 only.
         calibration: Images by which int8 is calibrated, as they will be embedded.
@@ -153,7 +135,7 @@ def _check(
 
 
 def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
-    """How an image becomes the input of the exported model, and what that gives."""
+    """The preprocessing of images for the exported model, and its output."""
     transform, settings = graph.model.transform, graph.settings
     used = ("size", "resize", "longest", "interpolation", "fast", "channels", "mean", "std")
     values = {name: getattr(transform, name) for name in used}
@@ -180,31 +162,31 @@ def _write_model(graph: ExportGraph, work: Path, path: Path, fingerprint: str, c
     """Write the files of the exported model; before it becomes smaller, it is compared with the network."""
     settings = graph.settings
     if settings.format == "openvino" and settings.precision != "int8":
-        model = to_openvino(graph, fingerprint)
-        _check_exact(graph, openvino_function(model))
-        return save_openvino(model, path, half=settings.precision == "fp16")
+        model = conversion.to_openvino(graph, fingerprint)
+        _check_exact(graph, conversion.openvino_function(model))
+        return conversion.save_openvino(model, path, half=settings.precision == "fp16")
     import onnxruntime
 
     exact = converted = work / "fp32.onnx"
-    export_onnx(graph, exact, fingerprint)
+    conversion.export_onnx(graph, exact, fingerprint)
     session = onnxruntime.InferenceSession(str(exact), providers=["CPUExecutionProvider"])
     _check_exact(graph, lambda images: session.run(None, {"images": images})[0])
     if settings.precision == "int8" and calibration is not None:
         converted = work / "int8.onnx"
-        to_int8(exact, converted, _calibration_batches(graph, calibration))
+        conversion.to_int8(exact, converted, _calibration_batches(graph, calibration))
     elif settings.precision == "fp16":
         converted = work / "fp16.onnx"
-        to_fp16(exact, converted)
+        conversion.to_fp16(exact, converted)
     if settings.format == "onnx":
         os.replace(converted, path)
     else:
-        save_openvino(read_onnx(converted, fingerprint), path, half=False)
+        conversion.save_openvino(conversion.read_onnx(converted, fingerprint), path, half=False)
     return None
 
 
 def _check_exact(graph: ExportGraph, infer: Callable[[Floats], Floats]) -> None:
     """Compare the export in float32 with the network on random images."""
-    found = check_shapes(graph, infer, _sizes(graph))
+    found = parity.check_shapes(graph, infer, _sizes(graph))
     if not found <= max(SHAPE_TOLERANCE, graph.settings.limit) and graph.refiner is None:
         raise InputError(f"the vectors of the export differ by {found:.2g} on random images; nothing was written")
 
@@ -238,8 +220,9 @@ def _compare(
     """Compare the exported model with the embedder."""
     settings = graph.settings
     engine = open_exported(path, **runtime_options(settings.format, torch.get_num_threads()))
-    check_shapes(graph, engine.infer, _sizes(graph))
-    shape = (SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
+    if not np.isfinite(parity.check_shapes(graph, engine.infer, _sizes(graph))):
+        raise InputError(f"the export gives vectors that are not finite in {settings.precision}; use fp32")
+    shape = (parity.SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
     pixels = np.random.default_rng(settings.seed).integers(0, 256, shape, dtype=np.uint8)
     tensors = (torch.from_numpy(pixels) - graph.mean) / graph.std
     embed = partial(reference.embed, batch_size=settings.batch_size)
@@ -251,26 +234,22 @@ def _compare(
         after = exported.embed(ImageDataset(check, exported.transform), settings.batch_size)
     if graph.refiner is not None and gallery is not None:
         before = refine(graph.refiner.refiner, before, gallery)
+    num_written = sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.is_file())
     return ParityReport(
         settings,
         fingerprint,
         reference.config["backbone"],
         "images of random pixels" if check is None else "check images",
-        Differences.of(before, after),
-        compare(before, after, check, settings.seed),
-        {BEFORE: _num_bytes(reference), AFTER: sum(file.stat().st_size for file in _weight_files(path))},
-        speeds(
+        parity.Differences.of(before, after),
+        parity.compare(before, after, check, settings.seed),
+        {BEFORE: _num_bytes(reference), AFTER: num_written},
+        parity.speeds(
             {BEFORE: lambda: embed(tensors, progress=False), AFTER: lambda: engine.run(pixels)} if with_speed else {}
         ),
-        machine("openvino" if settings.format == "openvino" else "onnxruntime"),
+        parity.machine("openvino" if settings.format == "openvino" else "onnxruntime"),
         graph.refiner is not None,
     )
 
 
 def _num_bytes(model: Embedder) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-
-
-def _weight_files(path: Path) -> list[Path]:
-    """The files of an exported model itself."""
-    return [file for file in (path, path.with_suffix(".bin")) if file.is_file()]

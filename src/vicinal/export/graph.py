@@ -52,12 +52,12 @@ class GalleryRefiner(nn.Module):
 
 
 class ExportGraph(nn.Module):
-    """What an exported model computes.
+    """The computation of an exported model.
 
     Args:
         model: Of :func:`exportable`.
         settings: Which input it takes.
-        refiner: What refines the embeddings; None: nothing.
+        refiner: Refines the embeddings; None: they stay as they are.
     """
 
     mean: Tensor

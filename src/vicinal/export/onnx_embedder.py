@@ -12,7 +12,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
 """The formats that are opened; HEIF only if the package pillow-heif was registered."""
 MAX_ASPECT_RATIO = 8  # images with a larger one are cropped before they are resized
+MAX_DIM, MAX_SIDE = 2**20, 2**14
 WHITES = {"I": (65535.0, 2.0**31 - 1), "F": (1.0, 255.0, 65535.0, 2.0**32 - 1)}
 
 
@@ -40,7 +41,7 @@ class OnnxEmbedder:
         fingerprint: Identifies the model that was exported.
 
     Raises:
-        ValueError: A file is missing or damaged, or the two are not of one export.
+        ValueError: A file is missing or damaged, the two are not of one export, or the preprocessing is impossible.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
@@ -51,9 +52,12 @@ class OnnxEmbedder:
                 raise ValueError(f"{file}: no such file; an exported model needs {self.path.name} and {beside.name}")
         try:
             self.preprocessing: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-            self.dim, self.fingerprint = int(self.preprocessing["dim"]), str(self.preprocessing["fingerprint"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise ValueError(f"{beside}: damaged; copy it with {self.path.name} from one export") from None
+            invalid = next((key for key, is_valid in VALID.items() if not is_valid(self.preprocessing, key)), None)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            invalid = "its content"
+        if invalid is not None:
+            raise ValueError(f"{beside}: {invalid} is invalid; copy it with {self.path.name} from one export")
+        self.dim, self.fingerprint = self.preprocessing["dim"], self.preprocessing["fingerprint"]
         if self._start(options) != self.fingerprint:
             raise ValueError(f"{beside}: of another model than {self.path.name}; copy both files of one export")
 
@@ -86,14 +90,29 @@ class OnnxEmbedder:
         return np.concatenate(vectors)
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
-        """Embed pixels, uint8 [n, channels, height, width]: float32 [n, dim]. It may be called by several threads."""
+        """Embed pixels, uint8 [n, channels, height, width]: float32 [n, dim]. It may be called by several threads.
+
+        Raises:
+            ValueError: The model fails, or gives something else than a unit vector for each image.
+        """
         inputs = pixels
         if self.preprocessing["input"] == "tensor":
             mean, std = (255 * np.float32(self.preprocessing[name])[:, None, None] for name in ("mean", "std"))
             inputs = (pixels - mean) / std
         if self.preprocessing["layout"] == "nhwc":
             inputs = inputs.transpose(0, 2, 3, 1)
-        return self.infer(np.ascontiguousarray(inputs))
+        try:
+            vectors = self.infer(np.ascontiguousarray(inputs))
+        except Exception as error:  # runtimes raise errors of their own
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(f"{self.path}: fails for {inputs.dtype} {list(inputs.shape)} ({reason})") from error
+        if vectors.shape != (len(pixels), self.dim) or vectors.dtype != np.float32:
+            found = f"{vectors.dtype} {list(vectors.shape)}"
+            raise ValueError(f"{self.path}: gives {found}; it must be float32 {[len(pixels), self.dim]}")
+        lengths = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
+        if not (np.abs(lengths - 1) <= 0.01).all(where=lengths != 0):
+            raise ValueError(f"{self.path}: gives vectors that are not of length 1; export the model again")
+        return vectors
 
     def pixels(self, image: str | os.PathLike[str] | Image.Image) -> np.ndarray:
         """Read, resize and crop an image: uint8 [channels, size, size], or [channels, height, width] of whole images.
@@ -136,6 +155,47 @@ class OnnxEmbedder:
             factor = math.nextafter(sides[side] * reduction / full_size[side], math.inf)
             pixels = np.moveaxis(resample(np.moveaxis(pixels, axis, 0), factor, size, mode), 0, axis)
         return pixels
+
+
+def is_one_of(*choices: Any) -> Callable[[dict[str, Any], str], bool]:
+    """A check that a value is one of some, of the same type."""
+    return lambda values, key: any(type(values[key]) is type(each) and values[key] == each for each in choices)
+
+
+def is_side(low: int, high: int) -> Callable[[dict[str, Any], str], bool]:
+    """A check that a value is an integer within limits."""
+    return lambda values, key: type(values[key]) is int and low <= values[key] <= high
+
+
+def is_text(values: dict[str, Any], key: str) -> bool:
+    """Whether a value is text."""
+    return isinstance(values[key], str)
+
+
+def are_numbers(values: dict[str, Any], key: str) -> bool:
+    """Whether a value is a list of a finite number for each channel; standard deviations are above 0."""
+    low = 0 if key == "std" else -math.inf
+    return len(values[key]) == values["channels"] and all(low < float(each) < math.inf for each in values[key])
+
+
+VALID: dict[str, Callable[[dict[str, Any], str], bool]] = {
+    "format": is_one_of("vicinal-preprocessing"),
+    "version": is_one_of(1),
+    "fingerprint": is_text,
+    "backbone": is_text,
+    "dim": is_side(1, MAX_DIM),
+    "input": is_one_of("pixels", "tensor"),
+    "layout": is_one_of("nchw", "nhwc"),
+    "channels": is_one_of(1, 3),
+    "size": is_side(1, MAX_SIDE),
+    "resize": lambda values, key: is_side(values["size"], MAX_SIDE)(values, key),
+    "longest": lambda values, key: values[key] is None or is_side(1, MAX_SIDE)(values, key),
+    "interpolation": is_one_of("nearest", "bilinear", "bicubic"),
+    "fast": is_one_of(False, True),
+    "mean": are_numbers,
+    "std": are_numbers,
+}
+"""What each value of a preprocessing file must be."""
 
 
 def known_formats() -> dict[str, Any]:

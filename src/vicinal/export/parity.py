@@ -1,4 +1,4 @@
-"""The parity report: what an exported model gives, compared with the model that it was exported from."""
+"""The parity report: an exported model compared with the model that it was exported from."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ParityReport:
         settings: of the export.
         fingerprint: of the model, and of the refiner if there is one.
         backbone: of the model.
-        images: what they are: `check images`, or `images of random pixels`.
+        images: `check images`, or `images of random pixels`.
         vectors: how much they differ.
         results: the metrics of both models, `before` and `after`, with confidence intervals; None without labels.
         num_bytes: of the weights of the model, and of all files of the exported one.
@@ -90,7 +90,7 @@ class ParityReport:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Metric -> what the export loses of it, negative if it gains; empty without labels."""
+        """Metric -> the loss of the export, negative for a gain; empty without labels."""
         if self.results is None:
             return {}
         differences = self.results.overall(AFTER)["difference"]
@@ -230,7 +230,7 @@ def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: S
                 raise InputError(f"the export fails for {shape} ({one_line(error, 200)})") from error
             if found.shape != expected.shape:
                 raise InputError(f"the export gives {list(found.shape)} for {number} images; nothing was written")
-            largest = max(largest, float(np.abs(found - expected).max()))
+            largest = float(np.maximum(largest, np.abs(found - expected).max()))  # NaN, if there is one
     return largest
 
 
@@ -240,7 +240,7 @@ def speeds(models: Mapping[str, Callable[[], Floats]]) -> dict[str, float]:
     By the median of three calls at least, and of as many as the slowest makes in about a second, after a first one.
 
     Args:
-        models: what embeds the images, by the name of the model.
+        models: functions that embed the images, by the name of the model.
     """
     if not models:
         return {}

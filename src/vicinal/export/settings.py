@@ -1,4 +1,4 @@
-"""What an exported model is: its format and precision, its input, and how much it may lose."""
+"""The settings of an export: format, precision, input, and tolerance."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from vicinal.utils.imports import lazy_imports
 if TYPE_CHECKING:
     from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
     from vicinal.retrieval.calibration import Calibration
-    from vicinal.retrieval.decisions import DecidedResult, Decision, match_images
+    from vicinal.retrieval.decisions import match_images
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
-    from vicinal.retrieval.search import SearchResult, search_images
+    from vicinal.retrieval.search import Decision, SearchResult, search_images
     from vicinal.retrieval.whitening import PCAWhitening
     from vicinal.utils.errors import EngineUnavailableError
 
@@ -31,7 +31,6 @@ __all__ = [
     "ClassSimilarities",
     "ContextualReranking",
     "DatabaseAugmentation",
-    "DecidedResult",
     "Decision",
     "EngineUnavailableError",
     "ImageIndex",

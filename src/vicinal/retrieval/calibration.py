@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -103,7 +102,7 @@ class Calibration:
         for name in _COUNTS:
             if not (is_integer(getattr(self, name)) and getattr(self, name) >= 0):
                 raise InputError(f"{name} = {getattr(self, name)!r} must be a whole number")
-        _check_numbers("scores", self.scores, (-2.0, 2.0 + 1e-6), length=len(self.probabilities))
+        _check_numbers("scores", self.scores, (-2.0, 2.0 + 1e-6), length=None)
         _check_numbers("probabilities", self.probabilities, (0.0, 1.0), length=len(self.scores))
         if len(self.scores) > MAX_KNOTS:
             raise InputError(f"there are {len(self.scores):,} scores; at most {MAX_KNOTS:,} are possible")
@@ -225,11 +224,11 @@ def example_calibration() -> Calibration:
     )  # fmt: skip
 
 
-def _check_numbers(name: str, values: object, limits: Interval, length: int = 1) -> None:
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
-        raise InputError(f"{name} must be {length} numbers")
+def _check_numbers(name: str, values: object, limits: Interval, length: int | None = 1) -> None:
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != (length or len(values)):
+        raise InputError(f"{name} must be {length or 'a list of'} numbers")
     for value in values:
-        if not (is_number(value) and math.isfinite(value) and limits[0] <= value <= limits[1]):
+        if not (is_number(value) and limits[0] <= value <= limits[1]):
             raise InputError(f"{name} = {one_line(repr(value), 80)} must be a number from {limits[0]:g} to "
                              f"{limits[1]:g}")  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,53 +11,10 @@ import numpy as np
 from vicinal.data.table import Table
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.search import Record, SearchResult, search_images
+from vicinal.retrieval.search import Decision, Record, SearchResult, search_images
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What is decided about a query.
-
-    Attributes:
-        is_match: whether the best match is accepted; otherwise the query is of an unknown class.
-        label: the class of most of the accepted matches, of several the one with the best match (k-nearest neighbors);
-            None where none is accepted or has a label.
-        score: of the best match, of the kind that the calibration is about; None without a match.
-        probability: that the best match is right; None without a calibration or a match.
-    """
-
-    is_match: bool
-    label: Any = None
-    score: float | None = None
-    probability: float | None = None
-
-    def __str__(self) -> str:
-        probability = "" if self.probability is None else f"probability {self.probability:.2f}"
-        if not self.is_match:
-            return f"no match{f' ({probability})' if probability else ''}"
-        return ", ".join(filter(None, ["match" if self.label is None else f"match: {self.label}", probability]))
-
-
-@dataclass(frozen=True)
-class DecidedResult(SearchResult):
-    """A query, its matches in an index, and what is decided about it.
-
-    Attributes:
-        decision: whether there is a match, and of what class.
-    """
-
-    decision: Decision = Decision(False)
-
-    def to_dict(self) -> Record:
-        """Return plain values, ready for JSON."""
-        return {**super().to_dict(), "decision": asdict(self.decision)}
-
-    def __str__(self) -> str:
-        first, *rest = super().__str__().split("\n")
-        return "\n".join([f"{first}  -> {self.decision}", *rest])
 
 
 def match_images(
@@ -70,7 +27,7 @@ def match_images(
     min_score: float | None = None,
     min_probability: float | None = None,
     **options: Any,
-) -> list[DecidedResult]:
+) -> list[SearchResult]:
     """Search an index for every row of a table, and decide for each whether there is a match.
 
     The threshold of the index's calibration decides whether the best match is accepted; it leaves out no match. Minima
@@ -166,7 +123,7 @@ def _decide(
     calibration: Calibration | None,
     min_score: float | None,
     min_probability: float | None,
-) -> DecidedResult:
+) -> SearchResult:
     """Decide about a query by the scores of its matches, which are of the calibration's kind."""
     accepted = np.ones(len(scores), dtype=bool)
     if min_score is not None:
@@ -180,7 +137,7 @@ def _decide(
     best = float(scores[0]) if len(scores) else None
     probability = None if calibration is None or best is None else float(calibration.probability(best))
     decision = Decision(bool(votes), _vote(votes), best, probability)
-    return DecidedResult(result.query, votes if has_minimum else result.matches, decision)
+    return replace(result, matches=votes if has_minimum else result.matches, decision=decision)
 
 
 def _vote(matches: Sequence[Record]) -> Any:

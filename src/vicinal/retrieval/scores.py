@@ -53,16 +53,12 @@ class UnitVectors:
     """
 
     def __init__(
-        self,
-        array: Array,
-        name: str,
-        rows: Integers | None = None,
-        device: torch.device | str | None = None,
+        self, array: Array, name: str, rows: Integers | None = None, device: torch.device | str | None = None
     ) -> None:
         keep_large_blocks()  # blocks of scores are as large as activations
         self._data = _as_tensor(array, name)
         self._rows = None if rows is None else torch.from_numpy(np.array(rows, dtype=np.int64))
-        self._units: Tensor | None = None  # all unit vectors, if they are kept
+        self._units: Tensor | None = None  # all unit vectors, if they are materialized
         self.device = torch.device(device) if device is not None else self._data.device
         self._check_finite(name)
 
@@ -94,11 +90,11 @@ class UnitVectors:
         vectors._units = vectors._data
         return vectors
 
-    def kept(self) -> UnitVectors:
+    def materialized(self) -> UnitVectors:
         """Return the same vectors, whose unit vectors are computed once and stay in memory."""
-        kept = copy(self)
-        kept._units = self.block(0, len(self))
-        return kept
+        vectors = copy(self)
+        vectors._units = self.block(0, len(self))
+        return vectors
 
     def subset(self, rows: Integers) -> UnitVectors:
         """Return the given rows as `UnitVectors` of their own, without a copy."""

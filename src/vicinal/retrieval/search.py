@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,15 +16,40 @@ from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.index.metadata import FILE_COLUMNS
 from vicinal.retrieval.neighbors import Neighbors
-from vicinal.retrieval.reranking.base import Reranking
-from vicinal.retrieval.reranking.rerank import rerank
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.retrieval.reranking.base import Reranking
 
 Record = dict[str, Any]
 OWN_NAMES = ("score", "box")  # of a match; columns of a table that are called so get another name
 ATTEMPTS = 5  # of a search whose matches are deleted before they are looked up
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision about a query.
+
+    Attributes:
+        is_match: whether the best match is accepted; otherwise the query is of an unknown class.
+        label: the class of most of the accepted matches, of several the one with the best match (k-nearest neighbors);
+            None where none is accepted or has a label.
+        score: of the best match, of the kind that the calibration is about; None without a match.
+        probability: that the best match is right; None without a calibration or a match.
+    """
+
+    is_match: bool
+    label: Any = None
+    score: float | None = None
+    probability: float | None = None
+
+    def __str__(self) -> str:
+        probability = "" if self.probability is None else f"probability {self.probability:.2f}"
+        if not self.is_match:
+            return f"no match{f' ({probability})' if probability else ''}"
+        return ", ".join(filter(None, ["match" if self.label is None else f"match: {self.label}", probability]))
 
 
 @dataclass(frozen=True)
@@ -36,17 +61,21 @@ class SearchResult:
         matches: best first; `id` and `score` (cosine similarity, or that of a re-ranking) of each, and `path`, `label`
             and the other columns of the index where they are known. An object within a picture has a `box`: left, top,
             right and bottom.
+        decision: whether there is a match, and of what class; None where it was not asked for.
     """
 
     query: Record
     matches: list[Record]
+    decision: Decision | None = None
 
     def to_dict(self) -> Record:
         """Return plain values, ready for JSON."""
-        return {"query": self.query, "matches": self.matches}
+        decided = {} if self.decision is None else {"decision": asdict(self.decision)}
+        return {"query": self.query, "matches": self.matches, **decided}
 
     def __str__(self) -> str:
-        lines = [_describe(self.query, "query")]
+        decided = "" if self.decision is None else f"  -> {self.decision}"
+        lines = [_describe(self.query, "query") + decided]
         for rank, match in enumerate(self.matches, start=1):
             lines.append(f"{rank:4d}  {match['score']:.4f}  {_describe(match, 'id ' + str(match['id']))}")
         return "\n".join(lines)
@@ -171,6 +200,8 @@ class _Search:
         return self.index.search(self.vectors, number, self.refiner, query_ids, self.among)
 
     def _reranked(self, number: int, reranking: Reranking) -> Neighbors:
+        from vicinal.retrieval.reranking.rerank import rerank
+
         self.index.check_refiner(self.refiner)
         ids, gallery = self._gallery()
         own = self._own_rows(ids) if self.exclude_self else None
@@ -201,30 +232,30 @@ class _Search:
         if group_by is not None and group_by not in self.index.columns:
             columns = ", ".join(column for column in self.index.columns if column not in FILE_COLUMNS)
             raise InputError(f"the index has no column {group_by!r} to group by; its columns are {columns}")
-        is_there = np.isin(neighbors.ids, found["id"])  # not where fewer are found, or somebody has just deleted it
-        self.has_lost |= bool((~is_there & (neighbors.ids >= 0)).any())
-        rows = np.where(is_there, np.searchsorted(found["id"], neighbors.ids), 0)
-        kept = self._kept(found, rows, is_there, k, group_by if group_by in found else None)
-        matched = [each[left] for each, left in zip(rows, kept, strict=True)]
+        exists = np.isin(neighbors.ids, found["id"])  # False where fewer are found, or one was just deleted
+        self.has_lost |= bool((~exists & (neighbors.ids >= 0)).any())
+        rows = np.where(exists, np.searchsorted(found["id"], neighbors.ids), 0)
+        chosen = self._chosen(found, rows, exists, k, group_by if group_by in found else None)
+        matched = [each[left] for each, left in zip(rows, chosen, strict=True)]
         some = np.unique(np.concatenate([rows[:0].ravel(), *matched]))
         records = dict(zip(some.tolist(), plain_records(found.iloc[some]), strict=True))
         results = []
         for query, each, left, scores in zip(
-            plain_records(self.table.frame), matched, kept, neighbors.scores, strict=True
+            plain_records(self.table.frame), matched, chosen, neighbors.scores, strict=True
         ):
             pairs = zip(each.tolist(), scores[left].tolist(), strict=True)
             results.append(SearchResult(query, [{**records[row], "score": score} for row, score in pairs]))
         return results
 
-    def _kept(
-        self, found: pd.DataFrame, rows: Integers, is_there: Booleans, k: int, group_by: str | None
+    def _chosen(
+        self, found: pd.DataFrame, rows: Integers, exists: Booleans, k: int, group_by: str | None
     ) -> list[Integers]:
-        """For each query, which of its neighbors are its matches; there may be very many neighbors if they are grouped.
+        """The positions of the matches among the neighbors of each query; grouped searches have very many neighbors.
 
         Args:
             found: the rows of all neighbors in the index.
             rows: of the neighbors in `found`, [q, neighbors].
-            is_there: whether they are in it, [q, neighbors].
+            exists: whether they are in `found`, [q, neighbors].
             k: number of matches.
             group_by: a column.
         """
@@ -233,14 +264,14 @@ class _Search:
             keys = np.array(image_keys(found), dtype=object)
             keys[found["path"].isna().to_numpy()] = None
         groups = None if group_by is None else _group_codes(found[group_by])
-        kept = []
+        chosen = []
         for query, each in enumerate(rows):
-            is_left = is_there[query]
+            is_left = exists[query]
             if keys is not None and is_left.any():
                 is_left = is_left & (keys[each] != self.table.image_keys[query])
             left = np.flatnonzero(is_left)
-            kept.append((left if groups is None else _first_of_groups(groups[each], left))[:k])
-        return kept
+            chosen.append((left if groups is None else _first_of_groups(groups[each], left))[:k])
+        return chosen
 
 
 def _group_codes(values: pd.Series) -> Integers:

@@ -1,4 +1,4 @@
-"""The application around a service, and the server that runs it until a signal stops it."""
+"""The application around a service: its endpoints, their description (OpenAPI), and the server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
 from vicinal import __version__
+from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody, read_body, read_id
 from vicinal.serving.guard import Guard, Monitor
 from vicinal.serving.page import router as page_router
-from vicinal.serving.problems import Defects, add_problem_handlers
-from vicinal.serving.routes import router
+from vicinal.serving.problems import MEDIA_TYPE, Defects, Problem, add_problem_handlers
 from vicinal.serving.security import Access, Security
 from vicinal.serving.service import Service
 from vicinal.utils.console import log
@@ -26,6 +29,184 @@ from vicinal.utils.errors import InputError
 BACKLOG = 1024
 MAX_HEADERS = 32 * 2**10  # bytes
 KEEP_ALIVE = 30  # seconds that a connection without requests is kept
+MAX_SIDE = 1024  # pixels of a thumbnail
+MAX_KEY = 200  # characters of an Idempotency-Key
+IMAGE = "iVBORw0KGgo..."
+VECTOR = [0.12, -0.5, 0.31]
+EXAMPLES: dict[type[BaseModel], dict[str, Any]] = {
+    SearchBody: {
+        "image": {"image": IMAGE, "box": [10, 20, 200, 150], "k": 5},
+        "vector": {"vector": VECTOR, "k": 5, "filter": "category == 'cup' and price < 20"},
+        "item": {"id": "3", "exclude_id": "3", "group_by": "product"},
+    },
+    EmbedBody: {"image": {"image": IMAGE}},
+    ItemBody: {
+        "image": {"image": IMAGE, "label": "cup", "columns": {"price": 12.5}},
+        "vector": {"vector": VECTOR, "columns": {"price": 12.5}},
+    },
+    DeleteBody: {"ids": {"ids": ["3", "17"]}, "filter": {"filter": "price > 100"}},
+}
+MATCH = {
+    "id": "3", "score": 0.91, "probability": 0.98, "label": "cup", "columns": {"path": "cups/1.jpg", "price": 12.5}
+}  # fmt: skip
+DECISION = """`is_match` says whether there is a match at all, by the calibration of the index or by the minima of the
+request; it is null, and there is no `label`, without either. `label` is then the class that most matches vote for, and
+null if there is no match. A `probability` is null without a calibration."""
+ANSWERS: dict[type[BaseModel], Any] = {
+    SearchBody: {"matches": [MATCH], "is_match": True, "label": "cup", "count": 1},
+    EmbedBody: {"vector": VECTOR, "dim": 3, "model": "8c1f0e6f2a7b9d34"},
+    ItemBody: {"ids": ["1204"]},
+    DeleteBody: {"deleted": 2},
+}
+PROBLEM = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "k: 9,999 is too large"}
+PROBLEMS = {"description": "The error", "content": {MEDIA_TYPE: {"example": PROBLEM}}}
+ITEM = {name: MATCH[name] for name in ("id", "label", "columns")}
+INFO = {
+    "name": "gallery", "engine": "folder", "is_connected": True, "images": 1204, "dim": 512, "kind": "exact",
+    "model": {"fingerprint": "8c1f0e6f2a7b9d34", "name": "run"}, "refiner": {"fingerprint": None},
+    "calibration": {"score": "similarity", "threshold": 0.71},
+    "columns": [{"name": "price", "type": "number", "values": None}], "limits": {"max_k": 1000},
+    "can_write": True, "can_embed": True, "version": "0.1.0",
+}  # fmt: skip
+FORM_TEXT = ("box", "vector", "columns")  # which a form has as JSON
+
+
+def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
+    """The arguments of a route that describe its request body and its answer.
+
+    Example:
+        >>> described(DeleteBody)["openapi_extra"]["requestBody"]["content"]["application/json"]["examples"]["ids"]
+        {'value': {'ids': ['3', '17']}}
+    """
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    examples = {name: {"value": value} for name, value in EXAMPLES[body].items()}
+    content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
+    if "image" in schema["properties"]:
+        content["multipart/form-data"] = {"schema": _form(schema)}
+    parameters = [_parameter("Idempotency-Key", "header", "with it, a repeated request adds once", "string")]
+    described_as = " ".join(DECISION.split()) if body is SearchBody else "Done"
+    answer = {"description": described_as, "content": {"application/json": {"example": ANSWERS[body]}}}
+    return {
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": content},
+            "parameters": parameters if body is ItemBody else [],
+        },
+        "responses": {status: answer, "4XX": PROBLEMS, "503": PROBLEMS, "504": PROBLEMS},
+    }
+
+
+def described_answer(example: Any) -> dict[str, Any]:
+    """The arguments of a route without a request body that describe its answer in JSON."""
+    answer = {"description": "Done", "content": {"application/json": {"example": example}}}
+    return {"responses": {200: answer, "4XX": PROBLEMS}}
+
+
+def described_image(max_side: int) -> dict[str, Any]:
+    """The arguments of a route that answers with a JPEG."""
+    size = _parameter("size", "query", "pixels of the longer side", "integer", minimum=1, maximum=max_side, default=256)
+    answer = {"description": "The image", "content": {"image/jpeg": {}}}
+    return {"openapi_extra": {"parameters": [size]}, "responses": {200: answer, "4XX": PROBLEMS}}
+
+
+def _parameter(name: str, place: str, text: str, kind: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": place, "description": text, "required": False, "schema": {"type": kind, **schema}}
+
+
+def _form(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a form: the image is a file, and lists and mappings are JSON."""
+    properties = dict(schema["properties"])
+    properties["image"] = {"type": "string", "contentMediaType": "application/octet-stream"}
+    for name in FORM_TEXT:
+        if name in properties:
+            properties[name] = {"type": "string", "contentMediaType": "application/json"}
+    return {"type": "object", "properties": properties}
+
+
+router = APIRouter()
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+@router.post("/search", **described(SearchBody))
+async def search(request: Request) -> Response:
+    """Find the items that are nearest to an image, a vector or another item."""
+    return JSONResponse(await _service(request).search(await read_body(request, SearchBody)))
+
+
+@router.post("/embed", **described(EmbedBody))
+async def embed(request: Request) -> Response:
+    """Compute the embedding of an image."""
+    return JSONResponse(await _service(request).embed(await read_body(request, EmbedBody)))
+
+
+@router.post("/items", status_code=201, **described(ItemBody, 201))
+async def add_item(request: Request) -> Response:
+    """Add an item; the answer comes once the change is on disk."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= MAX_KEY:
+        raise Problem(422, f"Idempotency-Key: it has {len(key):,} characters; use 1 to {MAX_KEY}")
+    return JSONResponse(await _service(request).add(await read_body(request, ItemBody), key), 201)
+
+
+@router.delete("/items", **described(DeleteBody))
+async def delete_items(request: Request) -> Response:
+    """Delete items by their ids or by a condition."""
+    service = _service(request)
+    return JSONResponse(await service.delete(await read_body(request, DeleteBody, service.limits.max_delete)))
+
+
+@router.get("/items/{id}", **described_answer(ITEM))
+async def item(request: Request, id: str) -> Response:
+    """The columns of an item."""
+    return JSONResponse(await _service(request).item(_id(id)))
+
+
+@router.get("/items/{id}/image", **described_image(MAX_SIDE))
+async def image(request: Request, id: str) -> Response:
+    """The image of an item as a JPEG of at most `size` pixels per side."""
+    text = request.query_params.get("size", "256")
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_SIDE):
+        raise Problem(422, f"size: it must be a whole number of pixels from 1 to {MAX_SIDE}")
+    data = await _service(request).thumbnail(_id(id), int(text))
+    return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+
+@router.get("/info", **described_answer(INFO))
+async def info(request: Request) -> Response:
+    """The index, its columns, and the limits of the service."""
+    return JSONResponse(await _service(request).info())
+
+
+@router.get("/health")
+async def health() -> Response:
+    """Whether the process lives."""
+    return JSONResponse({"status": "alive"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """Whether requests are answered now."""
+    if not _service(request).is_ready:
+        raise Problem(503, "the service starts or stops", {"Retry-After": "1"})
+    if not _service(request).store.is_connected:
+        raise Problem(503, "the database of the index does not answer now", {"Retry-After": "2"})
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Counters and times for Prometheus."""
+    return Response(_service(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _id(text: str) -> int:
+    try:
+        return read_id(text)
+    except ValueError:
+        raise Problem(404, "there is no such item; an id is a whole number") from None
 
 
 class _Server(uvicorn.Server):

@@ -47,12 +47,7 @@ Id = Annotated[
     int,
     BeforeValidator(read_id),
     WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": PATTERN},
-                {"type": "integer", "minimum": 0, "maximum": MAX_ID},
-            ]
-        }
+        {"anyOf": [{"type": "string", "pattern": PATTERN}, {"type": "integer", "minimum": 0, "maximum": MAX_ID}]}
     ),
 ]
 
@@ -71,11 +66,11 @@ Body = TypeVar("Body", bound="_Body")
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, frozen=True)
 
 
 class _Input(_Body):
-    """What is embedded or searched for: exactly one of several."""
+    """The input of a request: exactly one of several."""
 
     image: bytes | None = Field(None, description="an image file in base 64, or the file of a form")
     url: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(
@@ -120,6 +115,10 @@ class SearchBody(_Input):
     )
     rerank: Method | None = Field(None, description="a re-ranking method")
     exclude_id: Id | None = Field(None, description="an item that is not to be found, such as the query itself")
+
+    def options(self) -> SearchBody:
+        """The request without its image, vector or item, which can be hashed: equal ones are searched together."""
+        return self.model_copy(update=dict.fromkeys((*SOURCES, "box")))
 
 
 class ItemBody(_Body):

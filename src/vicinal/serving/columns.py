@@ -1,4 +1,4 @@
-"""The columns of items: what the service tells of them, and the values that clients give to new ones."""
+"""The columns of items: their description for clients, and the values of new items."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.column_kinds import ColumnKind, Kinds
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, NULLABLE
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, frame_of_records
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
@@ -32,19 +33,19 @@ def facts_of_index(index: Index) -> list[dict[str, Any]]:
         >>> facts_of_index(Index.build(np.eye(2), Table(pd.DataFrame({"size": ["S", "M"]}))))
         [{'name': 'size', 'type': 'text', 'values': ['M', 'S']}]
     """
-    facts = facts_of_kinds({name: kind.kind for name, kind in index.column_kinds.items()})
+    facts = facts_of_kinds(index.column_kinds)
     return [{**each, "values": _listed(index.distinct_values(each["name"], MAX_VALUES))} for each in facts]
 
 
-def facts_of_kinds(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+def facts_of_kinds(kinds: Kinds) -> list[dict[str, Any]]:
     """The columns of an index in a database by their kinds; their values are not read.
 
     Example:
-        >>> facts_of_kinds({"path": "string", "price": "floating"})
+        >>> facts_of_kinds({"path": ColumnKind("string"), "price": ColumnKind("floating")})
         [{'name': 'price', 'type': 'number', 'values': None}]
     """
     return [
-        {"name": name, "type": TYPES.get(kind, "text"), "values": None}
+        {"name": name, "type": TYPES.get(kind.kind, "text"), "values": None}
         for name, kind in kinds.items()
         if name not in HIDDEN
     ]
@@ -63,7 +64,6 @@ MAX_NAME, MAX_TEXT = 200, 4_096  # characters of a column's name, and of a value
 INT64 = np.iinfo(np.int64)
 RESERVED = ("id", "id_of_table", "path", "score", *BOX_COLUMNS, *FILE_COLUMNS)
 CHECKED = ("split", "is_query", "is_gallery", "noisy_label", "noisy_image")  # have a meaning in a table of images
-DTYPES = {"integer": np.dtype(np.int64), "floating": np.dtype(np.float64), "boolean": np.dtype(np.bool_)}
 WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and false", "string": "texts"}
 
 
@@ -75,15 +75,8 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         Int64Dtype()
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    return pd.DataFrame(columns, index=range(len(rows)))
-
-
-def _column(values: list[Any]) -> pd.Series:
-    dtype: Any = DTYPES.get(_common_kind(values), "str")
-    if None in values and dtype != "str":
-        dtype = NULLABLE.get(dtype.kind, dtype)
-    return pd.Series(values, dtype=dtype)
+    kinds = {name: ColumnKind(_common_kind([row.get(name) for row in rows])) for name in names}
+    return frame_of_records(np.arange(len(rows)), rows, kinds).drop(columns="id")
 
 
 def _common_kind(values: Sequence[Any]) -> str:
@@ -101,11 +94,11 @@ class ColumnKinds:
     """The kinds of the columns of an index, with which the values of new items must agree.
 
     Args:
-        kinds: of its columns, such as integer and string.
+        kinds: of its columns.
         max_columns: number of columns that it may have.
 
     Example:
-        >>> kinds = ColumnKinds({"price": "integer", "label": "string"}, max_columns=10)
+        >>> kinds = ColumnKinds({"price": ColumnKind("integer"), "label": ColumnKind("string")}, max_columns=10)
         >>> kinds.checked({"price": 7, "label": 7, "new": True, "other": None})
         {'price': 7, 'label': '7', 'new': True}
         >>> kinds.checked({"price": "cheap"})
@@ -114,9 +107,9 @@ class ColumnKinds:
         vicinal.utils.errors.InputError: columns.price: 'cheap' is a text; the index has whole numbers there
     """
 
-    def __init__(self, kinds: Mapping[str, str], max_columns: int) -> None:
+    def __init__(self, kinds: Kinds, max_columns: int) -> None:
         self.max_columns = max_columns
-        self._kinds = dict(kinds)
+        self._kinds = {name: kind.kind for name, kind in kinds.items()}
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a new item as the index keeps them, without those that are missing.

@@ -1,4 +1,4 @@
-"""What the processes that decode images do: images of strangers are opened here, with little memory to take."""
+"""The decoding processes: they open the images of clients, with a limit of memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class Failure:
-    """What is wrong with an image."""
+    """The reason why an image is refused."""
 
     reason: str
 
@@ -80,7 +80,7 @@ class Decoder:
     """Performs tasks, one after the other.
 
     Args:
-        prepare: what turns an image into the pixels that the model takes; None without a model.
+        prepare: turns an image into the pixels that the model takes; None without a model.
         max_pixels: pixels of an image that is sent by a client.
         channels: 3 for RGB, 1 for grayscale.
 
@@ -94,7 +94,7 @@ class Decoder:
         self.folder = self._folder.name
 
     def perform(self, task: ImageTask | ThumbnailTask) -> PreparedImage | bytes | Failure:
-        """Perform a task; what is wrong with the image is a result too."""
+        """Perform a task; for a bad image the result is a :class:`Failure`."""
         try:
             return self._prepared(task) if isinstance(task, ImageTask) else _thumbnail(task)
         except InputError as error:
@@ -147,7 +147,7 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
 
     Args:
         connection: tasks come, and results go.
-        make: makes what prepares images; what it imports and allocates does not count as memory of an image.
+        make: makes the function that prepares images; its imports do not count as memory of an image.
         max_pixels: see :class:`Decoder`.
         max_memory: bytes that may be allocated from then on.
     """
@@ -155,7 +155,7 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
     prepare, channels = (None, 3) if make is None else (make(), make.channels)
     if prepare is not None:
         _use_one_thread()
-        prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # what is allocated at first
+        prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # first allocations
     decoder = Decoder(prepare, max_pixels, channels)
     _limit_memory(max_memory)
     connection.send(decoder.folder)
@@ -218,7 +218,7 @@ class TorchPreparation:
 
 @dataclass(frozen=True)
 class PillowPreparation:
-    """Makes what decodes an image in full size, uint8 [height, width, channels]."""
+    """Makes a function that decodes an image in full size, uint8 [height, width, channels]."""
 
     channels: int = 3
 

@@ -1,4 +1,4 @@
-"""What embeds the images of requests."""
+"""Embedders of the images of requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ImageEmbedder(Protocol):
 
     @property
     def preparation(self) -> Preparation:
-        """Makes what turns an image into pixels."""
+        """Makes the function that turns an image into pixels."""
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
         """The embeddings of prepared images, float32 [n, dim]."""
@@ -44,7 +44,7 @@ class TorchEmbedder:
 
     Args:
         model: the model.
-        name: what clients see as its name.
+        name: as clients see it.
         fingerprint: identifies the model and the steps after it; None takes that of the model alone.
         scales: factors of the image size; see :func:`~vicinal.models.embed_multi_scale`.
         max_size: the same.

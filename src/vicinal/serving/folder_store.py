@@ -17,7 +17,6 @@ from typing_extensions import Self
 
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import Index
-from vicinal.retrieval.search import plain_records
 from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
@@ -33,7 +32,7 @@ RETRY_SECONDS = 10.0  # after vector files could not be written
 
 @dataclass
 class _Request:
-    """What a client asks to change; the ids of what is added, or the number of what is deleted, come in `answer`."""
+    """A change that a client asks for; `answer` gets the ids of the added or deleted items."""
 
     vectors: Floats | None = None
     row: dict[str, Any] = field(default_factory=dict)
@@ -51,10 +50,7 @@ class FolderStore(Store):
     the database alone. Searches wait for neither.
 
     Args:
-        folder: of the index.
-        limits: of the service.
-        read_only: whether to follow the changes of other processes without making any.
-        refiner: the refiner that the index was built with, if any.
+        folder: of the index; the next arguments are those of :class:`Store`.
         index: the index, if it was loaded from the folder already.
 
     Raises:
@@ -62,13 +58,9 @@ class FolderStore(Store):
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        limits: Limits | None = None,
-        read_only: bool = False,
-        refiner: Any = None,
+        self, folder: str | Path, limits: Limits | None = None, read_only: bool = False, refiner: Any = None,
         index: Index | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(str(folder), Path(folder).resolve().name, limits, read_only, refiner)
         self.folder, self._loaded = Path(folder), index
         self.images = self.folder.resolve() / ADDED
@@ -81,7 +73,7 @@ class FolderStore(Store):
             raise InputError(f"{self.folder} is not a folder")
         index.check_refiner(self.refiner)
         index.state.follows = index.state.folds = index.shows_full_paths = False
-        self._index = index
+        self.index = index
         self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
         if not self.read_only:
             remove_unused(self.folder / ADDED, index.paths().values())
@@ -91,56 +83,41 @@ class FolderStore(Store):
         return self
 
     def close(self) -> None:
-        """Finish what was begun."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
         self._threads = []
-        self._index.close()
-
-    @property
-    def index(self) -> Index:
-        """The index."""
-        return self._index
+        self.index.close()
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.index)
 
     def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
-        """Add an item, as :meth:`Store.add`."""
         return self._submit(_Request(vectors, dict(columns), path, key=key))
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
-        """Delete items, as :meth:`Store.delete`."""
         return self._submit(_Request(deleted=tuple(ids)))
 
     def added_with(self, key: str) -> list[int] | None:
-        """The ids of what was added with a key; None if that is not known."""
-        return self._index.state.database.ids_of_request(key)
+        return self.index.state.database.ids_of_request(key)
 
     @property
     def num_unsaved(self) -> int:
         """The number of vectors that are in the database, but not in the vector files yet."""
-        return self._index.state.current().num_pending
+        return self.index.state.current().num_pending
 
     # reading
 
-    def record(self, number: int) -> dict[str, Any] | None:
-        """The columns of an item; None if there is none of this id."""
-        found = self._index.lookup([number], skip_unknown=True)
-        return plain_records(found)[0] if len(found) else None
-
     def query_vector(self, number: int) -> Floats | None:
-        """The vector of an item as a query, float32 [dim]; None if there is none of this id."""
-        with self._index.reading():
-            found = self._index.present([number])
-            return self._index.query_vectors(found)[0] if len(found) else None
+        with self.index.reading():
+            found = self.index.present([number])
+            return self.index.query_vectors(found)[0] if len(found) else None
 
     def column_facts(self) -> list[dict[str, Any]]:
         """The columns, with their distinct values where they are few."""
-        revision = self._index.state.revision
+        revision = self.index.state.revision
         if self._facts is None or self._facts[0] != revision:
-            self._facts = revision, facts_of_index(self._index)
+            self._facts = revision, facts_of_index(self.index)
         return self._facts[1]
 
     def image_file(self, path: str) -> Path:
@@ -153,13 +130,13 @@ class FolderStore(Store):
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
             try:
-                self._index.state.refresh()
+                self.index.state.refresh()
                 is_old = (
-                    self._index.state.current().num_pending > 0
+                    self.index.state.current().num_pending > 0
                     and time.monotonic() - last_fold > self.limits.save_seconds
                 )
-                if not self.read_only and (is_old or self._index.state.is_fold_due(self.limits.save_changes)):
-                    self._index.state.fold()
+                if not self.read_only and (is_old or self.index.state.is_fold_due(self.limits.save_changes)):
+                    self.index.state.fold()
                     last_fold = time.monotonic()
             except (InputError, OSError, MemoryError) as error:
                 log(f"{self.folder}: {one_line(error)}")
@@ -206,28 +183,28 @@ class FolderStore(Store):
 
     def _committed(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
         """Make the changes of requests in one transaction; their answers, and the files of images that were deleted."""
-        with self._index.transaction():
-            changes = _Changes(self._index, self.limits.max_columns)
+        with self.index.transaction():
+            changes = _Changes(self.index, self.limits.max_columns)
             answers = [changes.answer(request) for request in group]
             if changes.rows:
                 vectors = np.concatenate(changes.vectors)
-                self._index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
+                self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
             unused = self._own_images(changes.deleted)
-            self._index.delete(changes.deleted)
+            self.index.delete(changes.deleted)
             if changes.keys:
-                self._index.state.database.remember_requests(changes.keys)
+                self.index.state.database.remember_requests(changes.keys)
         return answers, unused
 
     def _own_images(self, ids: Sequence[int]) -> list[Path]:
         """The files of images of items that clients had added."""
-        found = self._index.lookup(ids)
+        found = self.index.lookup(ids)
         paths = found["path"].tolist() if "path" in found else []
         files = [image_file(path, self.folder) for path in paths if isinstance(path, str)]
         return [file for file in files if file.parent in (self.images, self.folder / ADDED)]
 
 
 class _Changes:
-    """What the requests of one transaction change.
+    """The changes of the requests of one transaction.
 
     Args:
         index: within a transaction.
@@ -237,19 +214,19 @@ class _Changes:
         vectors: of the items that are added, float32 [1, dim] each.
         rows: their columns.
         deleted: the ids of items that are deleted, also of some that are added.
-        keys: the ids of what is added with keys.
+        keys: the ids of added items by the keys of their requests.
     """
 
     def __init__(self, index: Index, max_columns: int) -> None:
         self._index, self._next_id = index, index.state.current().next_id
-        self._kinds = ColumnKinds({name: kind.kind for name, kind in index.column_kinds.items()}, max_columns)
+        self._kinds = ColumnKinds(index.column_kinds, max_columns)
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
         self.deleted: list[int] = []
         self.keys: dict[str, list[int]] = {}
 
     def answer(self, request: _Request) -> list[int] | InputError:
-        """Take the changes of a request; the ids that answer it, or what is wrong with it."""
+        """Take the changes of a request; returns the ids of its answer, or its error."""
         if request.vectors is None:
             return self._delete(request.deleted)
         find = self._index.state.database.ids_of_request

@@ -1,4 +1,4 @@
-"""What surrounds every request: limits of its size, time and number, and metrics and lines about it."""
+"""Middleware for every request: limits of size, time and number, metrics and the log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def batch_observer(self, name: str) -> Callable[[int], None]:
-        """What is told the size of each batch of a kind."""
+        """A function that is called with the size of each batch of a kind."""
         return self._batches.labels(name).observe
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -90,14 +90,10 @@ class Monitor:
             await self.app(scope, receive, send_and_note)
         finally:
             seconds = time.perf_counter() - start
-            self.metrics.observe_request(_route(scope), scope["method"], status, seconds)
+            route = getattr(scope.get("route"), "path", "other")  # of which there are few, unlike paths of requests
+            self.metrics.observe_request(route, scope["method"], status, seconds)
             if self.is_logged:
                 print(_line(scope, status, seconds), file=sys.stderr, flush=True)
-
-
-def _route(scope: Any) -> str:
-    """The path of the route, of which there are few, in place of that of the request."""
-    return getattr(scope.get("route"), "path", "other")
 
 
 def _line(scope: Any, status: int, seconds: float) -> str:
@@ -112,7 +108,7 @@ WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 
 @dataclass
 class Load:
-    """What is worked on now: the number of requests with a body, and the bytes of the bodies that have come."""
+    """The present load: the number of requests with a body, and the bytes of their bodies so far."""
 
     requests: int = 0
     body_bytes: int = 0
@@ -124,7 +120,7 @@ class Guard:
     Args:
         app: the application.
         limits: of the service.
-        load: counts what is worked on.
+        load: counts the requests in work.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, load: Load) -> None:
@@ -132,7 +128,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != "http" or not _is_work(scope):
+        is_work = scope["type"] == "http" and (scope["method"] in WITH_BODY or scope["path"].endswith("/image"))
+        if not is_work:
             await self.app(scope, receive, send)
             return
         request = _Request(self, scope, receive, send)
@@ -159,11 +156,6 @@ class Guard:
         """Raise a Problem if the body of a request has more bytes than it may."""
         if size > self.limits.max_body:
             raise Problem(413, f"the body has more than {self.limits.max_body_mb:g} MB; send a smaller image")
-
-
-def _is_work(scope: Scope) -> bool:
-    """Whether a request takes more than a moment: one with a body, or for a thumbnail."""
-    return scope["method"] in WITH_BODY or scope["path"].endswith("/image")
 
 
 class _Request:

@@ -1,4 +1,4 @@
-"""The limits of the service: what one request may ask for, how many may wait, and when vector files are written."""
+"""The limits of the service: of one request, of waiting requests, and for the writing of vector files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():
-            if name in ("max_wait_ms",):
+            if name == "max_wait_ms":
                 check_nonnegative(self, **{name: value})
             elif isinstance(getattr(type(self), name), int):
                 check_positive_integer(self, **{name: value})

@@ -5,57 +5,30 @@ from __future__ import annotations
 import ast
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from vicinal import retrieval
 from vicinal.data.condition_syntax import QUOTED
 from vicinal.data.moved import shown_path
 from vicinal.data.table import Table
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.decisions import match_images
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.retrieval.search import SearchResult, search_images
+from vicinal.serving.bodies import SearchBody
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """What a request asks of a search; queries with the same options are searched together.
-
-    Attributes:
-        k: number of matches.
-        min_score: as for :func:`~vicinal.retrieval.match_images`.
-        min_probability: the same.
-        where: a condition on the columns.
-        group_by: a column.
-        rerank: the name of a re-ranking method.
-        exclude_id: an item that is not found.
-        max_candidates: as for :func:`~vicinal.retrieval.search_images`.
-    """
-
-    k: int = 10
-    min_score: float | None = None
-    min_probability: float | None = None
-    where: str | None = None
-    group_by: str | None = None
-    rerank: str | None = None
-    exclude_id: int | None = None
-    max_candidates: int | None = None
-
-
-@dataclass(frozen=True)
-class Query:
-    """A vector, float32 [dim], and what is asked of its search."""
-
-    vector: Floats
-    options: SearchOptions
+Query = tuple[Floats, SearchBody]
+"""A vector, float32 [dim], and the request that it came with; see :meth:`SearchBody.options`."""
 
 
 def shown_columns(record: dict[str, Any], root: str | None) -> dict[str, Any]:
@@ -75,19 +48,27 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def search_batch(index: ImageIndex, queries: Sequence[Query], refiner: Any = None) -> list[dict[str, Any] | InputError]:
+def search_batch(
+    index: ImageIndex, queries: Sequence[Query], refiner: Any = None, max_candidates: int | None = None
+) -> list[dict[str, Any] | InputError]:
     """Search for many queries: those with the same options at once.
 
+    Args:
+        index: the index.
+        queries: vectors and their options.
+        refiner: the refiner that the index was built with, if any.
+        max_candidates: as for :func:`~vicinal.retrieval.search_images`.
+
     Returns:
-        For each query the answer of `POST /search`, or what is wrong with it.
+        For each query the answer of `POST /search`, or its error.
     """
-    groups: dict[SearchOptions, list[int]] = defaultdict(list)
-    for row, query in enumerate(queries):
-        groups[query.options].append(row)
+    groups: dict[SearchBody, list[int]] = defaultdict(list)
+    for row, (_, options) in enumerate(queries):
+        groups[options].append(row)
     answers: dict[int, dict[str, Any] | InputError] = {}
     for options, rows in groups.items():
         try:
-            found = _search(index, np.stack([queries[row].vector for row in rows]), options, refiner)
+            found = _search(index, np.stack([queries[row][0] for row in rows]), options, refiner, max_candidates)
         except InputError as error:
             answers |= dict.fromkeys(rows, error)
         else:
@@ -95,44 +76,35 @@ def search_batch(index: ImageIndex, queries: Sequence[Query], refiner: Any = Non
     return [answers[row] for row in range(len(queries))]
 
 
-def _search(index: Any, vectors: Floats, options: SearchOptions, refiner: Any) -> list[dict[str, Any]]:
+def _search(
+    index: Any, vectors: Floats, options: SearchBody, refiner: Any, max_candidates: int | None
+) -> list[dict[str, Any]]:
     if options.exclude_id is not None:
         index = index.without(options.exclude_id)
-    reranking = _reranking(options.rerank)
-    has_minimum = options.min_score is not None or options.min_probability is not None
-    is_decided = has_minimum or (index.calibration is not None and reranking is None)
-    num_found = index.count(index.select(options.where), at_most=options.k)
-    if not num_found:
-        decided_answer = {"is_match": False, "label": None} if is_decided else {"is_match": None}
-        return [{"matches": [], **decided_answer, "count": 0} for _ in vectors]
-    arguments: dict[str, Any] = {
-        "refiner": refiner, "where": options.where, "group_by": options.group_by, "reranking": reranking,
-        "max_candidates": options.max_candidates,
-    }  # fmt: skip
-    table, k = Table(pd.DataFrame(index=range(len(vectors)))), num_found
-    results: Sequence[SearchResult]
-    if not is_decided:
-        results = search_images(index, vectors, table, k, **arguments)
-        return [_answer(each, index) for each in results]
-    arguments |= {"min_score": options.min_score, "min_probability": options.min_probability}
-    decided = match_images(index, vectors, table, k, **arguments)
+    reranking = None if options.rerank is None else getattr(retrieval, RERANKINGS[options.rerank])()
     calibration = index.calibration if reranking is None else None
-    return [_answer(each, index, calibration, each.decision) for each in decided]
+    is_decided = calibration is not None or options.min_score is not None or options.min_probability is not None
+    k = index.count(index.select(options.filter), at_most=options.k)
+    if not k:
+        decided = {"is_match": False, "label": None} if is_decided else {"is_match": None}
+        return [{"matches": [], **decided, "count": 0} for _ in vectors]
+    arguments: dict[str, Any] = {
+        "refiner": refiner, "where": options.filter, "group_by": options.group_by, "reranking": reranking,
+        "max_candidates": max_candidates,
+    }  # fmt: skip
+    find: Callable[..., Sequence[SearchResult]] = search_images
+    if is_decided:
+        find = partial(match_images, min_score=options.min_score, min_probability=options.min_probability)
+    found = find(index, vectors, Table(pd.DataFrame(index=range(len(vectors)))), k, **arguments)
+    return [_answer(each, index, calibration) for each in found]
 
 
-def _reranking(name: str | None) -> Any:
-    if name is None:
-        return None
-    from vicinal import retrieval
-
-    return getattr(retrieval, RERANKINGS[name])()
-
-
-def _answer(result: SearchResult, index: ImageIndex, calibration: Any = None, decision: Any = None) -> dict[str, Any]:
+def _answer(result: SearchResult, index: ImageIndex, calibration: Calibration | None) -> dict[str, Any]:
+    decision = result.decision
     probabilities: list[float | None] = [None] * len(result.matches)
     if calibration is not None and calibration.score == "similarity":
         probabilities = calibration.probability([match["score"] for match in result.matches]).tolist()
-    elif calibration is not None and result.matches:
+    elif decision is not None and probabilities:
         probabilities[0] = decision.probability  # of the margin between the best match and the next class
     matches = [
         {
@@ -168,11 +140,10 @@ def check_condition(condition: str | None, limits: Limits) -> None:
         )
         number = sum(map(_terms, ast.walk(tree)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the reader of conditions says what is wrong
+        return  # the parser of conditions explains the error
     if number > limits.max_filter_terms:
         raise Problem(
-            422,
-            f"filter: it has {number} comparisons and listed values; at most {limits.max_filter_terms} are allowed",
+            422, f"filter: it has {number} comparisons and listed values; at most {limits.max_filter_terms} are allowed"
         )
 
 

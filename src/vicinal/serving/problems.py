@@ -26,7 +26,7 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
 
     Args:
         status: the HTTP status.
-        detail: what is wrong, and what would be right.
+        detail: the error, and how to correct it.
         headers: further headers of the answer.
     """
 
@@ -41,7 +41,7 @@ def too_busy(detail: str, seconds: int = 1) -> Problem:
 
 
 def invalid(error: ValidationError) -> Problem:
-    """The problem of a body that is not what it should be; the first of its errors."""
+    """The problem of an invalid body: the first of its errors."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))
     status = 400 if first["type"] == "json_invalid" else 422
@@ -56,12 +56,7 @@ def problem_response(status: int, detail: str, headers: dict[str, str] | None = 
         >>> response.media_type, response.body[:43]
         ('application/problem+json', b'{"type":"about:blank","title":"Not Found","')
     """
-    content = {
-        "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "detail": _shown(detail),
-    }
+    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": _shown(detail)}
     return JSONResponse(content, status, headers, MEDIA_TYPE)
 
 

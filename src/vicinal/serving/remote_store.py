@@ -20,7 +20,6 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import TransientFault
 from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.retrieval.search import plain_records
 from vicinal.serving.columns import ColumnKinds, facts_of_kinds, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.store import Store
@@ -44,9 +43,7 @@ class RemoteStore(Store):
     A thread looks every other second whether the database answers: while it does not, requests are refused at once.
 
     Args:
-        url: of the index.
-        limits: of the service.
-        read_only: whether nothing is added or deleted.
+        url: of the index; the next arguments are those of :class:`Store`.
         refiner: None, as an index in a database is not refined.
 
     Raises:
@@ -62,34 +59,26 @@ class RemoteStore(Store):
         self.engine, self._url = parsed.engine, url
 
     def __enter__(self) -> Self:
-        self._index = _ServedIndex.connect(self._url, max(1.0, self.limits.request_seconds / 3))
-        self._watcher = _Watcher(self._index)
-        self._index.watcher = self._watcher
+        self.index = _ServedIndex.connect(self._url, max(1.0, self.limits.request_seconds / 3))
+        self._watcher = _Watcher(self.index)
+        self.index.watcher = self._watcher
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="changes")
         return self
 
     def close(self) -> None:
-        """Finish the changes that were begun."""
         self._stop.set()
         self._pool.shutdown()
         self._watcher.close()
-        self._index.close()
-
-    @property
-    def index(self) -> _ServedIndex:
-        """The index."""
-        return self._index
+        self.index.close()
 
     def __len__(self) -> int:
         return self._watcher.num_items
 
     @property
     def is_connected(self) -> bool:
-        """Whether the database answers."""
         return self._watcher.problem is None
 
     def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
-        """Add an item, as :meth:`Store.add`; its id comes when the database has committed it."""
         self.check_writable()
         return self._pool.submit(self._add, vectors, dict(columns), key)
 
@@ -97,46 +86,32 @@ class RemoteStore(Store):
         known = None if key is None else self.added_with(key)
         if known is not None:
             return known
-        kinds = ColumnKinds(_kinds_of(self._index), self.limits.max_columns)
+        kinds = ColumnKinds(self.index.column_kinds, self.limits.max_columns)
         row = kinds.checked(columns)
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
-        self._index.insert(number, vectors, row)
+        self.index.insert(number, vectors, row)
         return [number]
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
-        """Delete items, as :meth:`Store.delete`; the answer comes when the database has committed it."""
         self.check_writable()
         return self._pool.submit(self._delete, ids)
 
     def _delete(self, ids: Sequence[int]) -> list[int]:
-        there = self._index.present(np.array(ids, np.int64))
-        self._index.delete(there)
+        there = self.index.present(np.array(ids, np.int64))
+        self.index.delete(there)
         return there.tolist()
 
     def added_with(self, key: str) -> list[int] | None:
-        """The id of what was added with a key, by any process; None if it is not there."""
         number = _id_of(key)
-        return [number] if len(self._index.present([number])) else None
-
-    def record(self, number: int) -> dict[str, Any] | None:
-        """The columns of an item; None if there is none of this id."""
-        found = self._index.lookup([number], skip_unknown=True)
-        return plain_records(found)[0] if len(found) else None
+        return [number] if len(self.index.present([number])) else None
 
     def query_vector(self, number: int) -> Floats | None:
-        """The vector of an item, float32 [dim]; None if there is none of this id."""
-        ids = self._index.present([number])
-        return self._index.vectors_of(ids)[0] if len(ids) else None
+        ids = self.index.present([number])
+        return self.index.vectors_of(ids)[0] if len(ids) else None
 
     def column_facts(self) -> list[dict[str, Any]]:
-        """The name and type of each column."""
-        return facts_of_kinds(_kinds_of(self._index))
-
-
-def _kinds_of(index: RemoteIndex) -> dict[str, str]:
-    """The kinds of the columns, such as integer and string."""
-    return {name: kind.kind for name, kind in index.column_kinds.items()}
+        return facts_of_kinds(self.index.column_kinds)
 
 
 def _id_of(key: str) -> int:
@@ -169,7 +144,7 @@ class _ServedIndex(RemoteIndex):
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
     def look(self) -> str | None:
-        """Ask the database once what the index says about itself; what is wrong, or None."""
+        """Read the facts of the index once; returns the problem, or None."""
         known = self._settings
         try:
             facts = self._engine.read_facts(self._table.name)

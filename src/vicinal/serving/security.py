@@ -1,4 +1,4 @@
-"""Who may ask, what answers say to browsers, and from which hosts images are fetched."""
+"""Access to the service, headers for browsers, and the hosts from which images are fetched."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> A
     """Who may ask a service at an address.
 
     Raises:
-        InputError: others than this machine reach it, and there is no token; or an origin is none.
+        InputError: other machines reach it, and no token is given; or an origin is invalid.
     """
     for origin in origins:
         parts = urlsplit(origin)

@@ -1,4 +1,4 @@
-"""The service: an index, what embeds images, and the answers to requests."""
+"""The service: an index, an embedder, and the answers to requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
 from vicinal.serving.embedders import as_image_embedder
 from vicinal.serving.guard import Load, Metrics
 from vicinal.serving.limits import Limits
-from vicinal.serving.matches import Query, SearchOptions, check_condition, search_batch, shown_columns
+from vicinal.serving.matches import Query, check_condition, search_batch, shown_columns
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Fetcher
 from vicinal.serving.store import open_store, remove_image, write_image
@@ -38,7 +38,7 @@ class Service:
 
     Args:
         place: the folder of the index, or its URL in a database.
-        embedder: what embeds images: an :class:`~vicinal.Embedder`, or see
+        embedder: embeds images: an :class:`~vicinal.Embedder`, or see
             `vicinal.serving.embedders.as_image_embedder`; None: vectors and ids only are searched for.
         limits: of requests.
         read_only: whether to follow the changes of another process instead of making any.
@@ -142,18 +142,14 @@ class Service:
         if body.rerank is not None and len(self.store) > self.limits.max_rerank:
             raise Problem(422, f"rerank: it is for indexes of at most {self.limits.max_rerank:,} items; leave it out")
         vector = await self._vector(body)
-        options = SearchOptions(
-            body.k, body.min_score, body.min_probability, body.filter, body.group_by, body.rerank, body.exclude_id,
-            self.limits.max_candidates,
-        )  # fmt: skip
         is_slow = any(each is not None for each in (body.filter, body.group_by, body.rerank, body.exclude_id))
         batcher = self._batchers["filtered" if is_slow else "search"]
-        answer: dict[str, Any] = await batcher.submit(Query(vector, options))
+        answer: dict[str, Any] = await batcher.submit((vector, body.options()))
         return answer
 
     async def embed(self, body: EmbedBody) -> dict[str, Any]:
         """Answer `POST /embed`."""
-        vector, _ = await self._embed(await self._image(body), body.box)
+        vector, _ = await self._embed(body.image, body.url, body.box)
         fingerprint = None if self.embedder is None else self.embedder.fingerprint
         return {"vector": vector.tolist(), "dim": len(vector), "model": fingerprint or self.index.model_fingerprint}
 
@@ -167,7 +163,7 @@ class Service:
         if body.image is None:
             vector, file = self._checked_vector(body.vector or []), None
         else:
-            vector, image_format = await self._embed(body.image, None)
+            vector, image_format = await self._embed(body.image)
             folder = self.store.images
             file = None if folder is None else await write_image(folder, body.image, image_format)
         try:
@@ -263,7 +259,7 @@ class Service:
             if found is None:
                 raise _no_item(body.id)
             return found
-        vector, _ = await self._embed(await self._image(body), body.box)
+        vector, _ = await self._embed(body.image, body.url, body.box)
         return vector
 
     def _checked_vector(self, values: Sequence[float]) -> Floats:
@@ -275,29 +271,26 @@ class Service:
             raise Problem(422, "vector: its values must be finite numbers of 32 bits")
         return vector
 
-    async def _image(self, body: EmbedBody | SearchBody) -> bytes:
-        if self.embedder is None:
-            raise Problem(422, "this service has no model; it takes vectors and ids")
-        return await self.fetcher.fetch(body.url) if body.url is not None else body.image or b""
-
-    async def _embed(self, data: bytes, box: Sequence[float] | None) -> tuple[Floats, str]:
-        """The embedding of an image, and the name of its format."""
+    async def _embed(
+        self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
+    ) -> tuple[Floats, str]:
+        """The embedding of an image, or of one that is fetched, and the name of its format."""
         if self.embedder is None or self._pool is None:
             raise Problem(422, "this service has no model; it takes vectors and ids")
+        data = await self.fetcher.fetch(url) if url is not None else image or b""
         edges = None if box is None else (box[0], box[1], box[0] + box[2], box[1] + box[3])
         try:
-            image: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges)))
+            prepared: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges)))
         except InputError as error:
             raise Problem(422, f"image: {error}") from None
-        return await self._batchers["embed"].submit(image), image.format
+        return await self._batchers["embed"].submit(prepared), prepared.format
 
     def _embed_batch(self, images: Sequence[PreparedImage]) -> Sequence[Any]:
-        if self.embedder is None:
-            raise InputError("this service has no model")
+        assert self.embedder is not None  # or no image would have been decoded
         return list(self.embedder.embed([image.pixels for image in images]))
 
     def _search_batch(self, queries: Sequence[Query]) -> Sequence[Any]:
-        return search_batch(self.index, queries, self.store.refiner)
+        return search_batch(self.index, queries, self.store.refiner, self.limits.max_candidates)
 
     def _remove_if_unused(self, file: Path | None, answer: Future[list[int]]) -> None:
         """Remove the file of an image that was not added."""

@@ -1,4 +1,4 @@
-"""What the service needs of its index, in a folder or in a database, and the files of images that clients add."""
+"""The index of a service, in a folder or in a database, and the files of images that clients add."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
+from vicinal.retrieval.search import plain_records
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
@@ -97,10 +98,12 @@ class Store(ABC):
     Attributes:
         engine: `folder`, `postgresql` or `milvus`.
         images: the folder where images of added items are kept; None: they are not kept.
+        index: the index, while the store is open.
     """
 
     engine = "folder"
     images: Path | None = None
+    index: Any
 
     def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
         self.place, self.name, self.limits = place, name, limits or Limits()
@@ -115,12 +118,7 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what was begun."""
-
-    @property
-    @abstractmethod
-    def index(self) -> Any:
-        """What is searched; an :class:`~vicinal.retrieval.index.interface.ImageIndex` with a method `without`."""
+        """Finish the changes in progress."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -140,7 +138,7 @@ class Store(ABC):
 
     @abstractmethod
     def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
-        """Add an item; its id comes when it cannot be lost any more.
+        """Return a future with the id of a new item, resolved once the change is on disk.
 
         Args:
             vectors: float32 [1, dim].
@@ -154,7 +152,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
-        """Delete items; the ids of those that there were come when it is certain.
+        """Return a future with the given ids that existed; it resolves once the deletion is on disk.
 
         Raises:
             Problem: as :meth:`add`.
@@ -162,7 +160,7 @@ class Store(ABC):
 
     @abstractmethod
     def added_with(self, key: str) -> list[int] | None:
-        """The ids of what was added with a key; None if that is not known."""
+        """The ids of items that were added with a key; None for an unknown key."""
 
     def check_writable(self) -> None:
         """Raise a Problem if nothing can be added or deleted."""
@@ -173,13 +171,14 @@ class Store(ABC):
 
     # rows
 
-    @abstractmethod
     def record(self, number: int) -> dict[str, Any] | None:
-        """The columns of an item; None if there is none of this id."""
+        """The columns of an item; None for an unknown id."""
+        found = self.index.lookup([number], skip_unknown=True)
+        return plain_records(found)[0] if len(found) else None
 
     @abstractmethod
     def query_vector(self, number: int) -> Floats | None:
-        """The vector of an item as a query, float32 [dim]; None if there is none of this id."""
+        """The vector of an item as a query, float32 [dim]; None for an unknown id."""
 
     @abstractmethod
     def column_facts(self) -> list[dict[str, Any]]:

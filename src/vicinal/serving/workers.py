@@ -51,7 +51,7 @@ class DecodingPool:
     """Processes that decode images, each with little memory, and a thread for each that waits for it.
 
     Args:
-        make: makes what prepares images for the model, in the processes; None without a model.
+        make: makes the function that prepares images, in the processes; None without a model.
         num_workers: number of processes.
         max_pixels: pixels of an image that is sent by a client.
         max_memory: bytes that a process may allocate for one image.
@@ -62,12 +62,7 @@ class DecodingPool:
     """
 
     def __init__(
-        self,
-        make: Preparation | None,
-        num_workers: int,
-        max_pixels: int,
-        max_memory: int,
-        seconds: float,
+        self, make: Preparation | None, num_workers: int, max_pixels: int, max_memory: int, seconds: float
     ) -> None:
         self._arguments = (make, max_pixels, max_memory)
         self._seconds, self.num_deaths = seconds, 0
@@ -172,7 +167,7 @@ class _Worker:
 
 
 def start_early() -> None:
-    """Have what the processes need imported by a process of its own, beside what this one does until it needs them."""
+    """Start the process that imports the modules of the decoding processes, before they are needed."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         from multiprocessing import forkserver
 
@@ -181,7 +176,7 @@ def start_early() -> None:
 
 
 def _context() -> Any:
-    """How processes are started: from one that has imported what they need, if the system can."""
+    """The start method of processes: forked from one with all imports, where the system can."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

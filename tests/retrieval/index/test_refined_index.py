@@ -10,7 +10,7 @@ import torch
 from tests.models.refiner_reference import PAPER
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval import Index, refine, search_images
+from vicinal.retrieval import Index, search_images
 from vicinal.retrieval.index import faiss_engine, index_state
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import InputError
@@ -229,24 +229,6 @@ def test_interrupted_adding_changes_nothing(monkeypatch, tmp_path) -> None:
         assert own.scores.ravel() == pytest.approx(np.ones(5), abs=2e-6)
 
 
-def test_ids_by_key() -> None:
-    paths = Table(pd.DataFrame({"path": ["/a.png", "/b.png", "/a.png"]}))
-    index = Index.build(unit(3), paths)
-    assert index.ids_by_key(["/b.png", "/c.png", "/a.png"]).tolist() == [1, -1, 0]
-    index.delete([0])
-    assert index.ids_by_key(["/a.png"]).tolist() == [2]
-    index.add(unit(1), Table(pd.DataFrame({"path": ["/c.png"]})))
-    assert index.ids_by_key(["/c.png"]).tolist() == [3]
-    assert Index.build(unit(3), table(3)).ids_by_key(["/a.png"]).tolist() == [-1]
-
-
-@pytest.mark.parametrize("query_ids", [[0.5, 1.0], [-5, 0], [np.nan, 0], "ab", [0]])
-def test_query_ids_of_other_types_and_shapes_are_refused(query_ids: object) -> None:
-    index = Index.build(unit(5), table(5), refiner=made())
-    with pytest.raises(InputError, match=r"query_ids are .*; give an integer id for each of the 2 queries"):
-        index.search(unit(2), 1, made(), query_ids=query_ids)
-
-
 def test_wrong_refiners_are_refused(tmp_path) -> None:
     refiner, other, vectors = made(), made(seed=1), unit(20)
     refined, plain = Index.build(vectors, table(20), refiner=refiner), Index.build(vectors, table(20))
@@ -285,13 +267,3 @@ def test_unknown_query_ids_are_refused() -> None:
         index.search(vectors[:2], 1, refiner, query_ids=[0])
     with pytest.raises(InputError, match="this index is not refined"):
         Index.build(vectors, table(20)).search(vectors[:2], 1, query_ids=[0, 1])
-
-
-def test_index_equals_refine() -> None:
-    """Searching an index for its own images equals `refine`, to rounding."""
-    refiner, vectors = made(), unit(200)
-    index, gallery = Index.build(vectors, table(200), refiner=refiner), refine(refiner, vectors)
-    found = index.search(vectors, 1, refiner, query_ids=np.arange(200))
-    assert found.ids.ravel().tolist() == list(range(200))
-    np.testing.assert_allclose(index.vectors_of(np.arange(200)), gallery, atol=2e-6)
-    assert found.scores.ravel() == pytest.approx(np.ones(200), abs=2e-6)

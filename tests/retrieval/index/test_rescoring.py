@@ -10,7 +10,6 @@ import pytest
 
 from tests.retrieval.index.test_index import recall, table, unit
 from vicinal.data import Table
-from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index, top_k
 
 FLAT = ["sq8", "rabitq", "binary"]
@@ -103,18 +102,6 @@ def test_one_vector_is_enough() -> None:
         index = Index.build(unit(1), table(1), kind)
         assert index.add(unit(2, seed=1), table(2)).tolist() == [1, 2]
         assert index.search(unit(1), 3).ids[0, 0] == 0, kind
-
-
-def test_a_refined_index_keeps_a_context_of_real_vectors(tmp_path: Path) -> None:
-    refiner, vectors = ContextRefiner(8, num_heads=2), unit(80)
-    exact = Index.build(vectors, table(80), "exact", refiner=refiner)
-    index = Index.build(vectors, table(80), "sq8", refiner=refiner)
-    index.save(tmp_path)
-    index = Index.load(tmp_path)
-    assert index.state.committed.context.engine.kind == "exact"
-    found, expected = (each.search(unit(9, seed=2), 5, refiner) for each in (index, exact))
-    assert recall(found.ids, expected.ids) > 0.95
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-3)
 
 
 def test_codes_without_vectors_are_small_and_approximate(tmp_path: Path) -> None:

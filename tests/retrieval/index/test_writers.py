@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from vicinal.cli.main import main
-from vicinal.data import Table, save_embeddings
+from vicinal.data import Table
 from vicinal.retrieval import Index, search_images
 from vicinal.retrieval.index import database
 from vicinal.retrieval.index.index_state import IndexState
@@ -60,11 +60,6 @@ def add_by_python(folder: Path, number: int) -> None:
         index.add(vectors(number), table(str(number)))
 
 
-def add_by_command(folder: Path, number: int) -> None:
-    save_embeddings(folder.parent / f"{number}.parquet", vectors(number), table(str(number)))
-    assert main(["index", "add", str(folder), str(folder.parent / f"{number}.parquet"), "--timeout", "100"]) == 0
-
-
 def check_all_there(folder: Path, numbers: range) -> None:
     index = Index.load(folder)
     assert index.metadata.ids.tolist() == list(range(SIZE * (len(numbers) + 1)))
@@ -72,20 +67,6 @@ def check_all_there(folder: Path, numbers: range) -> None:
         ids = index.search(vectors(number), 1).ids.ravel()
         assert index.lookup(ids)["path"].tolist() == table(str(number)).paths
     assert len(list(folder.glob("vectors-*"))) == 1
-
-
-ROUNDS = [2, pytest.param(30, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("rounds", ROUNDS)
-@pytest.mark.parametrize("add", [add_by_python, add_by_command])
-@pytest.mark.parametrize("num_writers", [2, 4])
-def test_writers_lose_nothing(tmp_path, num_writers: int, add, rounds: int) -> None:
-    for number in range(rounds):
-        folder = tmp_path / str(number) / "index"
-        Index.build(vectors(99), table("first")).save(folder)
-        finish(*(start(add, folder, writer) for writer in range(num_writers)))
-        check_all_there(folder, range(num_writers))
 
 
 def test_readers_beside_writers(tmp_path) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,23 +164,6 @@ def test_passwords_are_never_shown(
     assert "s3cret" not in facts + str(raised.value) + capsys.readouterr().err
 
 
-def test_threads_share_an_index(server: Server) -> None:
-    vectors, table = images()
-    with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
-        found: list[bool] = []
-
-        def search(first: int) -> None:
-            for row in range(first, first + 5):
-                found.append(index.lookup(index.search(vectors[row : row + 1], 1).ids[0])["path"][0] == f"/{row}.png")
-
-        threads = [threading.Thread(target=search, args=(first,)) for first in range(0, 40, 10)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == [True] * 20
-
-
 def test_two_writers_lose_nothing(server: Server) -> None:
     vectors, table = images()
     url = server.url(unique_table())
@@ -275,42 +255,18 @@ def test_a_full_disk_loses_nothing(server: Server) -> None:
         assert is_complete(index)
 
 
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of 200 MB in memory."""
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,mode=755", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a disk in memory cannot be mounted here, which takes root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk in memory")
-@pytest.mark.parametrize("name", list(STARTERS))
-def test_a_disk_that_is_really_full_loses_nothing(name: str) -> None:
+def test_threads_share_an_index(server: Server) -> None:
     vectors, table = images()
-    with tempfile.TemporaryDirectory(prefix="vicinal-") as folder:
-        Path(folder).chmod(0o755)  # PostgreSQL runs as another user
-        with small_disk(Path(folder, "disk")) as disk:
-            (disk / name).mkdir()
-            server = STARTERS[name](disk / name)
-            try:
-                url = server.url("photos")
-                RemoteIndex.build(vectors[:50], table.take(np.arange(50)), url).close()
-                with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
-                    while True:
-                        filler.write(bytes(4096))
-                refused = pytest.raises((InputError, EngineUnavailableError), match="No space left on device")
-                with RemoteIndex.connect(url, timeout=1) as index, refused:
-                    index.upsert(vectors, table)
-                (disk / "filler").unlink()
-                with RemoteIndex.connect(url, timeout=30) as index:
-                    assert 50 <= len(index) < ROWS
-                    index.upsert(vectors, table)
-                    assert is_complete(index)
-            finally:
-                server.kill()
+    with RemoteIndex.build(vectors, table, server.url(unique_table())) as index:
+        found: list[bool] = []
+
+        def search(first: int) -> None:
+            for row in range(first, first + 5):
+                found.append(index.lookup(index.search(vectors[row : row + 1], 1).ids[0])["path"][0] == f"/{row}.png")
+
+        threads = [threading.Thread(target=search, args=(first,)) for first in range(0, 40, 10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 20

@@ -48,6 +48,8 @@ CREATE TABLE items (id INTEGER PRIMARY KEY);
 CREATE TABLE changes (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, unrefined BLOB);
 CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
 """
+Columns = dict[str, tuple[str, ColumnKind]]
+"""The name in `items` and the kind of each column."""
 TABLES = ("settings", "columns", "items", "changes", "requests")
 
 
@@ -185,7 +187,7 @@ class Database:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Says in the words of the system or of a user what SQLite says."""
+        """Raise errors of SQLite as an OSError or InputError."""
         try:
             yield
         except sqlite3.Error as error:
@@ -248,7 +250,7 @@ class Database:
         return self._shared
 
     def revision(self) -> str:
-        """What another value stands for after every transaction of any process."""
+        """A text that differs after every transaction of any process."""
         with self.reading() as connection:
             found = connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()
             return str(json.loads(found[0]))
@@ -276,7 +278,7 @@ class Database:
 
     # columns
 
-    def columns(self) -> dict[str, tuple[str, ColumnKind]]:
+    def columns(self) -> Columns:
         """The name in `items` and the kind of each column, in their order."""
         with self.reading() as connection:
             found = connection.execute("SELECT name, key, kind, is_numeric FROM columns ORDER BY rowid")
@@ -338,16 +340,14 @@ class Database:
         with self.reading() as connection:
             return [value for (value,) in connection.execute(query)]
 
-    def rows(
-        self, columns: Mapping[str, tuple[str, ColumnKind]], where: str, parameters: Sequence[Any] = ()
-    ) -> list[tuple[Any, ...]]:
+    def rows(self, columns: Columns, where: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The id and these columns of the rows that fulfill a condition in SQL, in ascending order of ids."""
         keys = ", ".join(["id", *(key for key, _ in columns.values())])
         with self.reading() as connection:
             return connection.execute(f"SELECT {keys} FROM items WHERE {where} ORDER BY id", parameters).fetchall()
 
     def pages(
-        self, columns: Mapping[str, tuple[str, ColumnKind]], where: str = "TRUE", parameters: Mapping[str, Any] = {}
+        self, columns: Columns, where: str = "TRUE", parameters: Mapping[str, Any] = {}
     ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield rows as :meth:`rows` does, some at a time; changes meanwhile are seen."""
         keys, after = ", ".join(["id", *(key for key, _ in columns.values())]), -1

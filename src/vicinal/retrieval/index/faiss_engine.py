@@ -18,7 +18,7 @@ from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, I
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
@@ -55,9 +55,6 @@ class FaissEngine:
     Attributes:
         kind: `exact`, `hnsw`, `sq8`, `ivfpq` or `rabitq`.
 
-    Raises:
-        InputError: `index` is of another class.
-
     Example:
         >>> vectors = UnitVectors(np.eye(3), "vector")
         >>> engine = FaissEngine.create("exact", vectors)
@@ -67,11 +64,8 @@ class FaissEngine:
     """
 
     def __init__(self, index: Any) -> None:
-        kinds = [kind for kind, known in CLASSES.items() if isinstance(index, known)]
-        if not kinds:
-            raise InputError(f"{type(index).__name__} is not supported; use an {', '.join(CLASSES)} index")
         self._faiss = index
-        self.kind = cast(Kind, kinds[0])
+        self.kind = cast(Kind, next(kind for kind, known in CLASSES.items() if isinstance(index, known)))
         self._nodes = _Nodes(np.arange(index.ntotal)) if self.kind == "hnsw" else None
         self._last_active: _Active | None = None
 
@@ -97,16 +91,9 @@ class FaissEngine:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FaissEngine:
-        """Read what :meth:`to_bytes` returned.
-
-        Raises:
-            InputError: the bytes are something else or damaged.
-        """
+        """Read what :meth:`to_bytes` returned."""
         nodes, data = _split_nodes(data)
-        try:
-            engine = cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
-        except (RuntimeError, MemoryError) as error:
-            raise InputError(f"faiss cannot read it ({one_line(error)})") from None
+        engine = cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
         if nodes is not None:
             engine._nodes = _Nodes(nodes)
         return engine

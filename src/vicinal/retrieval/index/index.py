@@ -19,13 +19,12 @@ from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
-from vicinal.retrieval.index.index_state import RefinerContext
+from vicinal.retrieval.index.index_state import Names, RefinerContext
 from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
-from vicinal.retrieval.index.item_rows import ItemRows, frame_of_rows, kinds_of
 from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.index.shared_state import SharedState, build_state
-from vicinal.retrieval.index.vector_files import Names
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
 from vicinal.utils.arguments import is_integer
@@ -58,7 +57,7 @@ class Index(ImageIndex):
     and change an index at the same time; each sees the changes of the others when it searches.
 
     Attributes:
-        state: what threads and processes share.
+        state: shared by threads and processes.
         shows_full_paths: whether conditions see paths in full; False: from `root` on, else the name of the file alone.
 
     Example:
@@ -209,7 +208,7 @@ class Index(ImageIndex):
         """Close files and connections; a later call opens them again."""
         self._database.close()
 
-    # what it is
+    # its settings
 
     @property
     def _settings(self) -> Mapping[str, Any]:

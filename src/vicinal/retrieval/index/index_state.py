@@ -1,8 +1,12 @@
-"""What an index in a folder is at one moment: its vectors and the ids of its images. It never changes."""
+"""The state of an index in a folder at one moment: its vectors, their files, and the ids of its images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,31 +15,106 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.data.column_kinds import ColumnKind
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.database import Database
+from vicinal.retrieval.index.database import FILE, Columns, Database
 from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.rescoring import HalfStore, RescoringEngine, create_codes, read_codes, read_engine
 from vicinal.retrieval.index.segmented_engine import SegmentedEngine
-from vicinal.retrieval.index.vector_files import (
-    CONTEXT,
-    ORIGINALS,
-    VECTORS,
-    Names,
-    open_originals,
-    read_part,
-    write_part,
-)
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_blocks
+from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.rescoring import Engine
 
+VECTORS, CONTEXT, ORIGINALS = "vectors", "context", "originals"
+SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", ORIGINALS: ".f16"}
+STALE_SECONDS = 3600.0  # a file that no database names for so long was written by a process that was killed
+READ_BLOCK = 2**20
 MAX_GATHERED = 8192  # neighbor vectors in memory at a time
+COPIES = 2  # of a file in memory: its bytes, and the engine
+Names = dict[str, list[str]]
+"""The name and the SHA-256 of the file of each part."""
+
+
+def write_part(folder: Path, part: str, blocks: Iterable[bytes | memoryview]) -> list[str]:
+    """Write a file of a new name; its name and digest are returned.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    digest, name = hashlib.sha256(), f"{part}-{secrets.token_hex(8)}{SUFFIXES[part]}"
+
+    def digested() -> Iterator[bytes | memoryview]:
+        for block in blocks:
+            digest.update(block)
+            yield block
+
+    write_blocks(folder / name, digested())
+    return [name, digest.hexdigest()]
+
+
+def read_part(folder: Path, names: Names, part: str) -> bytes:
+    """The content of a file.
+
+    Raises:
+        FileNotFoundError: it is not there, perhaps because another process has just replaced it.
+        InputError: it is damaged.
+    """
+    path = folder / names[part][0]
+    check_memory(COPIES * path.stat().st_size, str(path))
+    data = path.read_bytes()
+    _check(path, hashlib.sha256(data).hexdigest(), names[part][1])
+    return data
+
+
+def open_originals(folder: Path, names: Names, dim: int) -> HalfStore:
+    """The vectors beside codes, which stay in their file; raises as :func:`read_part`."""
+    path, digest = folder / names[ORIGINALS][0], hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(READ_BLOCK):
+            digest.update(block)
+        _check(path, digest.hexdigest(), names[ORIGINALS][1])
+        return HalfStore.from_file(file, dim)
+
+
+def _check(path: Path, digest: str, expected: str) -> None:
+    if digest != expected:
+        raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
+
+
+def delete_unused(folder: Path, named: Names, before: Names) -> None:
+    """Delete the files that the database named before, and those of killed processes."""
+    current, old = ({name for name, _ in names.values()} for names in (named, before))
+    for path in _data_files(folder):
+        with suppress(OSError):  # such as where a reader has it open on Windows
+            if path.name not in current and (path.name in old or path.stat().st_mtime < time.time() - STALE_SECONDS):
+                path.unlink()
+
+
+def check_target(folder: Path) -> None:
+    """Raise InputError if an index cannot be in `folder`: it is a file, holds something else, or is in an index."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; an index is kept in a folder")
+    for outer in folder.absolute().parents:
+        if (outer / FILE).exists():
+            raise InputError(f"{folder} is inside the index {outer}; give an index a folder of its own")
+    if folder.is_dir() and not (folder / FILE).exists():
+        known = {*_data_files(folder)}
+        others = sorted(path.name for path in folder.iterdir() if path not in known and path.name[0] != ".")
+        if others:
+            raise InputError(f"{folder} is not an index and holds {others[0]}; give an index a folder of its own")
+
+
+def _data_files(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for part, suffix in SUFFIXES.items():
+        files += [*folder.glob(f"{part}-*{suffix}"), *folder.glob(f".{part}-*{suffix}.*.tmp")]
+    return files
 
 
 class RefinerContext:
@@ -101,9 +180,6 @@ class RefinerContext:
         # Among many duplicates, the search may not have found the query itself.
         others_first = np.argsort(ids == query_ids[:, None], axis=1, kind="stable")[:, :k]
         return np.take_along_axis(ids, others_first, axis=1)
-
-
-Columns = dict[str, tuple[str, ColumnKind]]
 
 
 @dataclass(frozen=True)
@@ -178,7 +254,7 @@ class IndexState:
         return replace(self, engine=self.engine.with_added(vectors), context=context)
 
     def present(self, ids: npt.ArrayLike) -> Integers:
-        """Those of some ids that are of images which can be found, without duplicates, ascending."""
+        """The given ids that exist, without duplicates, ascending."""
         wanted = np.unique(np.array([each for each in np.asarray(ids).tolist() if 0 <= each < self.next_id], np.int64))
         return wanted[self.is_present[wanted]]
 
@@ -279,7 +355,7 @@ def _read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
     assert folder is not None
     names, dim = settings["files"], settings["dim"]
     store = open_originals(folder, names, dim) if ORIGINALS in names else None
-    engine = read_engine(settings["kind"], read_part(folder, names, VECTORS), store, settings.get("rescore"))
+    engine = read_engine(settings["kind"], read_part(folder, names, VECTORS), store, settings.get("rescore") or 0)
     context = None
     if CONTEXT in names:
         unrefined = SegmentedEngine(read_codes("exact", read_part(folder, names, CONTEXT)))

@@ -1,4 +1,4 @@
-"""What every index does, whether it is kept in a folder or by a database."""
+"""The interface of every index, in a folder or in a database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.made_with import check_same_fingerprint, refiner_flag
+from vicinal.retrieval.index.made_with import other_model, refiner_flag
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
@@ -43,7 +43,7 @@ class ImageIndex(ABC):
     @property
     @abstractmethod
     def _settings(self) -> Mapping[str, Any]:
-        """What the index says about itself, as values of JSON."""
+        """The settings of the index, as values of JSON."""
 
     @abstractmethod
     def _change_settings(self, **settings: Any) -> None:
@@ -89,7 +89,7 @@ class ImageIndex(ABC):
         """Number of images."""
 
     def describe(self) -> dict[str, str | float | None]:
-        """Return what the index is and contains, where its images are, and what made its vectors, ready for JSON."""
+        """Return kind, size, root and origin of the index, ready for JSON."""
         rescore = {"rescore": self.rescore} if self.rescore else {}
         facts = {"kind": self.kind, **rescore, "images": len(self), "dimensions": self.dim, **self._further_facts()}
         names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
@@ -100,7 +100,7 @@ class ImageIndex(ABC):
     @abstractmethod
     def _further_facts(self) -> dict[str, Any]: ...
 
-    # what made its vectors
+    # the model of its vectors
 
     @property
     def model_fingerprint(self) -> str | None:
@@ -119,7 +119,7 @@ class ImageIndex(ABC):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What scores of matches mean, see :func:`vicinal.retrieval.match_images`; None if that is not known.
+        """The calibration of match scores, see :func:`vicinal.retrieval.match_images`; None if there is none.
 
         Raises:
             InputError: when set: it is a calibration of another model.
@@ -134,13 +134,13 @@ class ImageIndex(ABC):
         self._change_settings(calibration=None if calibration is None else calibration.to_dict())
 
     def fingerprint(self) -> str | None:
-        """Return what identifies the model and the refiner of its vectors; None where the model is unknown."""
+        """Return a text that identifies the model and the refiner of its vectors; None where the model is unknown."""
         refined = "" if self.refiner_fingerprint is None else f"+{self.refiner_fingerprint}"
         return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
 
     @property
     def column_aliases(self) -> dict[str, str]:
-        """What the columns `path` and `label` were called in the table that the index was made of."""
+        """The names of the columns `path` and `label` in the table that the index was made of."""
         return column_aliases(self.made_with)
 
     def check_model(self, fingerprint: str | None, made_with: Mapping[str, str] | None = None) -> None:
@@ -153,7 +153,9 @@ class ImageIndex(ABC):
         Raises:
             InputError: both models are known and differ; the message says by which flags.
         """
-        check_same_fingerprint(self.model_fingerprint, fingerprint, self.made_with, made_with or {})
+        expected = self.model_fingerprint
+        if expected is not None and fingerprint is not None and expected != fingerprint:
+            raise other_model(expected, fingerprint, self.made_with, made_with or {})
 
     def check_refiner(self, refiner: ContextRefiner | None) -> None:
         """Refuse any refiner but the one that the index was built with, and none where it was built with one.
@@ -412,7 +414,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def present(self, ids: npt.ArrayLike) -> Integers:
-        """Return those of some ids that exist, without duplicates, ascending."""
+        """Return the given ids that exist, without duplicates, ascending."""
 
     @abstractmethod
     def vectors(self) -> Floats:

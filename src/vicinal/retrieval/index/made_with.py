@@ -1,4 +1,4 @@
-"""What the vectors of an index were made with: the flags of the command, and messages about other ones."""
+"""The flags of the command that made the vectors of an index, and messages about other flags."""
 
 from __future__ import annotations
 
@@ -7,36 +7,13 @@ from collections.abc import Mapping
 from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.utils.errors import InputError, one_line
 
-FLAGS = (
-    "model",
-    "weights",
-    "pooling",
-    "scales",
-    "max_size",
-    "whitening",
-    "dim",
-    "refiner",
-    "engine",
-    *COLUMN_FLAGS,
-)  # the last for tables only
+FLAGS = ("model", "weights", "pooling", "scales", "max_size", "whitening", "dim", "refiner", "engine", *COLUMN_FLAGS)
 
 
-def check_made_with(made_with: object) -> None:
-    """Check that a value read from a file says what vectors were made with.
-
-    Raises:
-        InputError: it has other keys, or values that are not text.
-    """
-    if not isinstance(made_with, dict) or not all(
-        name in FLAGS and isinstance(value, str) for name, value in made_with.items()
-    ):
-        raise InputError(f"what it was made with is not text for {', '.join(FLAGS)}")
-
-
-def check_same_fingerprint(
-    expected: str | None, given: str | None, made_with: Mapping[str, str], given_made_with: Mapping[str, str]
-) -> None:
-    """Check that embeddings are made as those of an index; a fingerprint of None is unknown and accepted.
+def other_model(
+    expected: str, given: str, made_with: Mapping[str, str], given_made_with: Mapping[str, str]
+) -> InputError:
+    """The error for embeddings of another model than that of an index; it says which flags differ.
 
     Args:
         expected: the fingerprint of the index.
@@ -44,27 +21,18 @@ def check_same_fingerprint(
         made_with: the flags that the index was made with, those that are known.
         given_made_with: the flags that the embeddings were made with; stored ones have no `model`.
 
-    Raises:
-        InputError: both are known and differ. The message says which flags differ.
-
     Example:
-        >>> index = {"model": "m", "whitening": "w"}
-        >>> try:
-        ...     check_same_fingerprint("ab+cd", "ab", index, {"model": "m"})
-        ... except InputError as error:
-        ...     print(str(error).partition("; ")[2])
+        >>> print(str(other_model("ab+cd", "ab", {"model": "m", "whitening": "w"}, {"model": "m"})).partition("; ")[2])
         give --whitening w, or build the index again
     """
-    if None in (expected, given) or expected == given:
-        return
     flags = _without_refiner(made_with)
     if "model" in flags and flags == _without_refiner(given_made_with):
-        raise InputError(
-            f"what the index was built with has changed since: {_flags(flags)} gave embeddings of the model "
-            f"{one_line(str(expected), 80)}, now of {one_line(str(given), 80)}; give the former one with --model, or "
-            "build the index again"
+        return InputError(
+            f"the model or a file of the index has changed: {_flags(flags)} gave embeddings of the model "
+            f"{one_line(expected, 80)}, now of {one_line(given, 80)}; give the former one with --model, or build the "
+            "index again"
         )
-    raise InputError(
+    return InputError(
         f"the index was built with embeddings of the model {_describe(expected, made_with)}, "
         f"not of {_describe(given, given_made_with)}; "
         f"{_remedy(made_with, given_made_with)}, or build the index again"
@@ -76,9 +44,9 @@ def refiner_flag(made_with: Mapping[str, str]) -> str:
     return f" (--refiner {made_with['refiner']})" if "refiner" in made_with else ""
 
 
-def _describe(fingerprint: str | None, made_with: Mapping[str, str]) -> str:
+def _describe(fingerprint: str, made_with: Mapping[str, str]) -> str:
     flags = _flags(_without_refiner(made_with))
-    return f"{one_line(str(fingerprint), 80)}{f' ({flags})' if flags else ''}"
+    return f"{one_line(fingerprint, 80)}{f' ({flags})' if flags else ''}"
 
 
 def _remedy(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:

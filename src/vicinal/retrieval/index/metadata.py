@@ -1,12 +1,10 @@
-"""The rows of an index as data frames and as plain records, and what columns of tables are called there."""
+"""The rows of an index: in its database, as data frames and as plain records."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,25 @@ from pandas.api.extensions import ExtensionDtype
 
 from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import ColumnKind, Kinds, column_values, converted
+from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.condition_syntax import Condition, parse_condition
+from vicinal.data.conditions import SQLWriter, fulfilling
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.retrieval.index.database import CHUNK, Columns, Database
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 
 Record = dict[str, Any]
+MAX_ID = np.iinfo(np.int64).max
+TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
+FILE_COLUMNS = ("file_size", "file_time", "file_hash")  # of the image when it was embedded, by which changes are found
+DTYPES: dict[str, Any] = {
+    "integer": np.dtype(np.int64),
+    "floating": np.dtype(np.float64),
+    "boolean": np.dtype(np.bool_),
+}
+# types of columns that would otherwise become floats or objects where values are missing
+NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
 
 
 def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
@@ -55,70 +66,6 @@ def converted_record(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
     return {name: converted(value, kinds[name]) for name, value in record.items()}
 
 
-def derived_ids(
-    frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int] | None = None
-) -> Integers:
-    """The ids of images, int64 [n]: numbers of 63 bits that follow from path and bounding box.
-
-    The same image has the same id in every call and on every machine. Rows without a path have ids that follow from
-    their columns and their vector; the second of two equal rows has another one than the first.
-
-    Args:
-        frame: the columns.
-        vectors: float32 [n, dim].
-        records: the values of the columns.
-        times: how often rows without a path occurred before, which is counted on.
-
-    Example:
-        >>> frame = pd.DataFrame({"path": ["a.png", "b.png", "a.png"]})
-        >>> ids = derived_ids(frame, np.eye(3, dtype=np.float32), frame.to_dict("records"))
-        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
-        (True, False)
-    """
-    has_path = frame["path"].notna().tolist() if "path" in frame else [False] * len(frame)
-    keys: list[str] = image_keys(frame) if "path" in frame else [""] * len(frame)
-    times = {} if times is None else times
-    ids = np.empty(len(frame), np.int64)
-    for row, (key, is_known) in enumerate(zip(keys, has_path, strict=True)):
-        if is_known:
-            ids[row] = id_of_key(key)
-            continue
-        text = json.dumps(records[row], sort_keys=True).encode() + b"\0" + vectors[row].tobytes()
-        content = hashlib.blake2b(text).digest()
-        times[content] = times.get(content, -1) + 1
-        ids[row] = _number(content + str(times[content]).encode())
-    return ids
-
-
-def id_of_key(key: str) -> int:
-    """The id of an image by what tells it apart, see :func:`vicinal.data.boxes.image_keys`."""
-    return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
-
-
-def _number(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") & MAX_ID
-
-
-def check_finite_values(records: Sequence[Record], engine: str) -> None:
-    """Raise InputError if a number is infinite, which JSON cannot say."""
-    for record in records:
-        for name, value in record.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"column {name!r} holds {value}, which {engine} cannot keep; leave it empty")
-
-
-MAX_ID = np.iinfo(np.int64).max
-TABLE_ID = "id_of_table"  # what a table's own column `id` is called in the index
-FILE_COLUMNS = ("file_size", "file_time", "file_hash")  # of the image when it was embedded, by which changes are found
-DTYPES: dict[str, Any] = {
-    "integer": np.dtype(np.int64),
-    "floating": np.dtype(np.float64),
-    "boolean": np.dtype(np.bool_),
-}
-# types of columns that would otherwise become floats or objects where values are missing
-NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
-
-
 class Metadata:
     """One row per image that can be found, in ascending order of ids.
 
@@ -144,7 +91,7 @@ class Metadata:
 
     @cached_property
     def keys(self) -> list[str | None]:
-        """What tells the images apart, as :attr:`Table.image_keys <vicinal.data.Table.image_keys>`; None if unknown."""
+        """The keys of the images, see :attr:`Table.image_keys <vicinal.data.Table.image_keys>`; None if unknown."""
         if "path" not in self.frame:
             return [None] * len(self)
         has_path = self.frame["path"].notna().tolist()
@@ -205,3 +152,124 @@ def frame_of_values(
 def parse_index_condition(text: str, names: Iterable[str], aliases: Mapping[str, str]) -> Condition:
     """Parse a condition on the columns of an index, without those about the files."""
     return parse_condition(text, ["id", *(name for name in names if name not in FILE_COLUMNS)], aliases)
+
+
+class ItemRows:
+    """The rows of images, by the columns that the database has at some moment.
+
+    Args:
+        database: of the index.
+
+    Example:
+        >>> database, table = Database(None), Table(pd.DataFrame({"path": ["/a.png", "/b.png"], "price": [3, 5]}))
+        >>> with database.transaction():
+        ...     database.create()
+        ...     columns = ItemRows(database).insert(np.array([0, 1]), table)
+        >>> rows = ItemRows(database)
+        >>> rows.ids_by_key(["/b.png", "/c.png"], columns)
+        array([ 1, -1])
+        >>> rows.ids_where("price > 4", columns, {}, None).tolist()
+        [1]
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def insert(self, ids: Integers, table: Table) -> Columns:
+        """Write rows of a table in place of those with the same ids; returns all columns, within a transaction.
+
+        Raises:
+            InputError: a column has another kind than before, or they are too many.
+        """
+        frame = frame_of_table(table)
+        found = {str(name): column_values(frame[name]) for name in frame}
+        kinds = self._database.set_columns({name: kind for name, (kind, _) in found.items()})
+        before = {name: kind for name, (kind, _) in found.items()}
+        self._database.insert(ids, {
+            name: values if before[name] == kinds[name] else [converted(value, kinds[name]) for value in values]
+            for name, (_, values) in found.items()
+        })  # fmt: skip
+        return self._database.columns()
+
+    def lookup(self, ids: Sequence[int], columns: Columns) -> dict[int, tuple[Any, ...]]:
+        """The rows of the given ids that exist, by their ids."""
+        rows: dict[int, tuple[Any, ...]] = {}
+        for start in range(0, len(ids), CHUNK):
+            listed = ", ".join(map(str, ids[start : start + CHUNK]))
+            rows |= {row[0]: row for row in self._database.rows(columns, f"id IN ({listed})")}
+        return rows
+
+    def ids_by_key(self, keys: Sequence[str], columns: Columns) -> Integers:
+        """The id of the image of each key, see `Table.image_keys`; -1 where there is none."""
+        columns = {name: each for name, each in columns.items() if name in ("path", *BOX_COLUMNS)}
+        found: dict[str, int] = {}
+        if "path" in columns:
+            paths = list(dict.fromkeys(path for key in keys for path in (key, key.rpartition(" [")[0]) if path))
+            for start in range(0, len(paths), CHUNK):
+                some = paths[start : start + CHUNK]
+                where = f"{columns['path'][0]} IN ({', '.join('?' * len(some))})"
+                frame = frame_of_rows(self._database.rows(columns, where, some), columns)
+                for key, number in zip(image_keys(frame), frame["id"].tolist(), strict=True):
+                    found.setdefault(key, number)
+        return np.array([found.get(key, -1) for key in keys], dtype=np.int64)
+
+    def ids_at(self, path: str, columns: Columns) -> Integers:
+        """The ids of the images of a file, or of those in a folder and below."""
+        if "path" not in columns:
+            return np.empty(0, np.int64)
+        key, folder = columns["path"][0], path.rstrip("/")
+        where = f"{key} = :path OR ({key} >= :below AND {key} < :after)"
+        return self._database.ids(where, {"path": path, "below": f"{folder}/", "after": f"{folder}0"})
+
+    def ids_where(
+        self, condition: str, columns: Columns, aliases: Mapping[str, str], shown_from: str | None
+    ) -> Integers:
+        """The ids of the images whose columns fulfill a condition, ascending.
+
+        Args:
+            condition: the text.
+            columns: of the database.
+            aliases: other names of columns.
+            shown_from: the folder from which on conditions see paths, "" if it is unknown; None: they see all of them.
+        """
+
+        def expression(column: str) -> str:
+            key = "id" if column == "id" else columns[column][0]
+            if column != "path" or shown_from is None:
+                return key
+            quoted = "'" + shown_from.replace("'", "''") + "'"
+            return f"shown_path({key}, {quoted if shown_from else 'NULL'})"
+
+        tree = parse_index_condition(condition, columns, aliases)
+        written = SQLWriter(kinds_of(columns), condition, expression).write(tree)
+        with self._database.reading() as connection:
+            found = fulfilling(connection, "SELECT id FROM items WHERE {} ORDER BY id", written, condition)
+            return np.fromiter((number for (number,) in found), np.int64)
+
+    def paths(self, columns: Columns) -> dict[int, str]:
+        """The paths of the images that have one, by their ids."""
+        columns = {name: each for name, each in columns.items() if name == "path"}
+        return dict(self._database.rows(columns, f"{columns['path'][0]} IS NOT NULL")) if columns else {}
+
+    def frames(self, columns: Columns) -> Iterator[pd.DataFrame]:
+        """Yield all rows, in blocks of ascending ids: one empty block if the index is empty."""
+        pages = self._database.pages(columns)
+        for page in chain([next(pages, [])], pages):
+            yield frame_of_rows(page, columns)
+
+    def distinct_values(self, column: str, columns: Columns, at_most: int) -> list[Any]:
+        """The values of a column, without duplicates; some of them if there are more than `at_most`."""
+        key, kind = columns[column]
+        values = self._database.distinct(key, at_most)
+        return list(map(bool, values)) if kind.kind == "boolean" else values
+
+
+def frame_of_rows(rows: Sequence[tuple[Any, ...]], columns: Columns) -> pd.DataFrame:
+    """The frame of rows of the database."""
+    ids, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in columns))
+    return frame_of_values(ids, dict(zip(columns, values, strict=True)), kinds_of(columns))
+
+
+def kinds_of(columns: Columns) -> Kinds:
+    """The kinds of columns."""
+    return {name: kind for name, (_, kind) in columns.items()}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, MAX_RESCORE, MIN_NEIGHBORS, Kind, checked_rescore
+from vicinal.retrieval.index.kinds import MIN_NEIGHBORS, Kind, checked_rescore
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.binary_engine import BinaryEngine
@@ -50,18 +48,10 @@ class HalfStore:
         return store
 
     @classmethod
-    def from_file(cls, path: Path, file: Any, dim: int) -> HalfStore:
-        """Map an open file of whole rows into memory.
-
-        Raises:
-            InputError: its size is not that of whole rows.
-        """
-        size = file.seek(0, 2)
-        if dim < 1 or size % (2 * dim):
-            raise InputError(f"{path.name} has {size:,} bytes, which are not float16 vectors of {dim} dimensions")
-        shape = (size // (2 * dim), dim)
-        stored = np.memmap(file, np.dtype("<f2"), "r", shape=shape) if size else np.empty(shape, np.float16)
-        return cls(dim, stored)
+    def from_file(cls, file: Any, dim: int) -> HalfStore:
+        """Map an open file into memory."""
+        shape = (file.seek(0, 2) // (2 * dim), dim)
+        return cls(dim, np.memmap(file, np.dtype("<f2"), "r", shape=shape) if shape[0] else None)
 
     def __len__(self) -> int:
         return sum(map(len, self._blocks))
@@ -101,7 +91,7 @@ class RescoringEngine:
     In memory are the codes only: the vectors are read from a file.
 
     Args:
-        codes: what is searched first.
+        codes: the engine that is searched first.
         store: all vectors, by the ids of the codes.
         rescore: candidates per neighbor, at least 1.
 
@@ -144,13 +134,7 @@ class RescoringEngine:
         return self.store.take(ids)
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k nearest vectors of each query among the nearest by codes; the scores are exact.
-
-        Args:
-            queries: [q, dim].
-            k: number of neighbors per query.
-            active_ids: int64 [m], the ids among which to search, at least k, ascending.
-        """
+        """Find the k nearest of each query among the nearest by codes, exactly; see :meth:`FaissEngine.search`."""
         num_candidates = min(len(active_ids), self.rescore * max(k, MIN_NEIGHBORS))
         neighbors = Neighbors.empty(len(queries), k)
         size = max(1, min(BLOCK_ROWS, MAX_CANDIDATES // num_candidates))
@@ -166,12 +150,9 @@ class RescoringEngine:
 
     def _nearest(self, vectors: Floats, candidates: Integers, k: int) -> Neighbors:
         """The k best candidates of each query, [queries, candidates], by their vectors."""
-        if (candidates < 0).any():
-            raise InputError("the index is damaged: its codes are not those of vectors; build it again")
         others = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
-        scores = np.einsum(
-            "qd,qcd->qc", vectors, others
-        )  # the same for equal vectors, which a matrix product need not be
+        # the same for equal vectors, which a matrix product need not be
+        scores = np.einsum("qd,qcd->qc", vectors, others)
         order = np.lexsort((candidates, -scores))[:, :k]
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
 
@@ -207,11 +188,7 @@ def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEng
 
 
 def read_codes(kind: object, data: bytes) -> CodesEngine:
-    """Return the engine without rescoring that `to_bytes` wrote.
-
-    Raises:
-        InputError: the bytes are damaged.
-    """
+    """Return the engine without rescoring that `to_bytes` wrote."""
     if kind == "binary":
         from vicinal.retrieval.index.binary_engine import BinaryEngine
 
@@ -221,17 +198,7 @@ def read_codes(kind: object, data: bytes) -> CodesEngine:
     return FaissEngine.from_bytes(data)
 
 
-def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: object) -> Engine:
-    """Return the engine of an index's files.
-
-    Raises:
-        InputError: they are damaged, or do not belong together.
-    """
+def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: int) -> Engine:
+    """Return the engine of an index's files."""
     codes = read_codes(kind, data)
-    if store is None:
-        return codes
-    if not (isinstance(rescore, int) and 1 <= rescore <= MAX_RESCORE):
-        raise InputError(f"rescore is {rescore!r:.80}; it must be an integer from 1 to {MAX_RESCORE:,}")
-    if codes.kind not in DEFAULT_RESCORE or (len(store), store.dim) != (len(codes), codes.dim):
-        raise InputError("its codes and its vectors do not belong together")
-    return RescoringEngine(codes, store, rescore)
+    return codes if store is None else RescoringEngine(codes, store, rescore)

@@ -85,13 +85,7 @@ class SegmentedEngine:
         return vectors
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k nearest vectors of each query.
-
-        Args:
-            queries: [q, dim].
-            k: number of neighbors per query.
-            active_ids: int64 [m], the ids among which to search, at least k, ascending.
-        """
+        """Find the k nearest vectors of each query; see :meth:`FaissEngine.search`."""
         old, new = self._split(active_ids)
         parts = []
         if len(old):
@@ -118,7 +112,7 @@ class SegmentedEngine:
         return neighbors
 
     def _split(self, ids: Integers) -> tuple[Integers, Integers]:
-        """The ids of the base and the others; kept, since an engine remembers what it last searched among."""
+        """The ids of the base and the others; remembered, since an engine caches the last selection."""
         last = self._last_split
         if last is None or last[0] is not ids:
             boundary = int(np.searchsorted(ids, len(self.base)))

@@ -16,20 +16,22 @@ import numpy as np
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.index_state import IndexState, RefinerContext, half_blocks
-from vicinal.retrieval.index.interface import checked_vectors
-from vicinal.retrieval.index.item_rows import ItemRows
-from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
-from vicinal.retrieval.index.segmented_engine import SegmentedEngine
-from vicinal.retrieval.index.vector_files import (
+from vicinal.retrieval.index.index_state import (
     ORIGINALS,
+    IndexState,
     Names,
+    RefinerContext,
     check_target,
     delete_unused,
+    half_blocks,
     open_originals,
     write_part,
 )
+from vicinal.retrieval.index.interface import checked_vectors
+from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.index.metadata import ItemRows
+from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
+from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.errors import InputError
@@ -46,19 +48,7 @@ def build_state(
     overwrite: bool,
     timeout: float,
 ) -> SharedState:
-    """The state of a new index, in memory or in a folder; see :meth:`Index.build <vicinal.Index.build>`.
-
-    Args:
-        vectors: float [n, dim].
-        table: n rows.
-        kind: of the index, or `auto`.
-        refiner: refines every vector first; None: they stay as they are.
-        rescore: candidates per neighbor; None: the default of the kind.
-        settings: `model_fingerprint` and `made_with`.
-        folder: of the index; None: it is in memory.
-        overwrite: whether to replace an index that is there.
-        timeout: seconds to wait while another process writes the folder.
-    """
+    """The state of a new index, in memory or in a folder; arguments as of :meth:`Index.build <vicinal.Index.build>`."""
     if folder is not None:
         check_target(folder)
         if Database.exists(folder) and not overwrite:
@@ -153,7 +143,7 @@ class SharedState:
 
     @property
     def revision(self) -> str:
-        """What is another text after every change."""
+        """A text that differs after every change."""
         return str(self.committed.settings["revision"])
 
     @contextmanager

@@ -108,7 +108,7 @@ def verify_index(index: ImageIndex, num_queries: int = 100, k: int = 10, seed: i
 def _exact(
     index: ImageIndex, queries: Floats, query_ids: Integers, found: Integers, k: int
 ) -> tuple[Floats, Floats, int]:
-    """The k-th best score of each query, those of what was found, float32 [queries, k], and the number of images."""
+    """The k-th best score of each query, the scores of the given neighbors, and the number of images."""
     best = np.full((len(queries), k), -np.inf, np.float32)
     scores, number, last_log = np.full(found.shape, -np.inf, np.float32), 0, time.monotonic()
     for ids, vectors in index.blocks():

@@ -1,4 +1,4 @@
-"""What all re-ranking methods share.
+"""The base of all re-ranking methods.
 
 A method is a :class:`Reranking`. It turns a :class:`QueryGallery` into :class:`RerankedScores`: other vectors, or the
 same vectors and score increments for a few gallery images of each query. All other images keep their similarity, so
@@ -30,7 +30,7 @@ class ScoreIncrements:
     Attributes:
         rows: int64 [increments], the queries; ascending.
         columns: int64 [increments], the gallery rows; ascending and unique within a query.
-        amounts: float64 [increments], at least 0; :meth:`RerankedScores.incremented` defines what they mean.
+        amounts: float64 [increments], at least 0; see :meth:`RerankedScores.incremented`.
     """
 
     rows: Integers

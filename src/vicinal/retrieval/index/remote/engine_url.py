@@ -29,7 +29,7 @@ POSTGRES_OPTIONS = (
     "passfile",
     "service",
 )
-"""What libpq may be told besides host, user and database; no password, which would be shown by `ps` and in logs."""
+"""Options of libpq besides host, user and database; no password, which `ps` and logs would show."""
 SECRETS = ("password", "passwd", "pwd", "token", "secret", "api_key", "apikey", "sslpassword")
 
 

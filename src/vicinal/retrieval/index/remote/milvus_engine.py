@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +15,9 @@ import numpy as np
 from vicinal.data.column_kinds import ColumnKind, Kinds, number_of
 from vicinal.data.condition_syntax import Condition
 from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
-from vicinal.retrieval.index.metadata import Record, check_finite_values
+from vicinal.retrieval.index.metadata import Record
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.milvus_filters import (
-    COLUMNS,
-    NUMBER,
-    MilvusWriter,
-    column_key,
-    path_expression,
-)
+from vicinal.retrieval.index.remote.milvus_filters import COLUMNS, NUMBER, MilvusWriter, column_key, path_expression
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,
@@ -39,7 +34,7 @@ pymilvus = import_extra("pymilvus", "milvus", "an index in Milvus")
 import grpc  # noqa: E402  (a dependency of pymilvus)
 
 TOKEN = "VICINAL_MILVUS_TOKEN"  # the environment variable with the credentials
-FACTS = "vicinal_indexes"  # the collection that says what the others are
+FACTS = "vicinal_indexes"  # the collection with the facts of all indexes
 VECTOR = "embedding"
 TYPES = {"exact": "FLAT", "hnsw": "HNSW", "sq8": "IVF_SQ8", "ivfpq": "IVF_PQ", "rabitq": "IVF_RABITQ"}
 LISTS = 1024  # inverted lists per segment
@@ -235,7 +230,10 @@ class MilvusEngine(RemoteEngine):
             raise InputError(f"Milvus has vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
 
     def check_records(self, records: Sequence[Record]) -> None:
-        check_finite_values(records, "Milvus")
+        for record in records:
+            for name, value in record.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise InputError(f"column {name!r} holds {value}, which JSON in Milvus cannot keep; leave it empty")
 
     # connection
 

@@ -86,7 +86,7 @@ def index_query(table: sql.Identifier, kind: Kind, dim: int) -> sql.Composable:
 
 
 def search_query(table: sql.Identifier, where: SQLFilter, kind: Kind, dim: int) -> sql.Composable:
-    """The nearest by the vectors themselves, or the nearest of those that are nearest by what is indexed."""
+    """The nearest by the vectors, or first by the indexed expression and then by the vectors."""
     name, vector = sql.Identifier(VECTOR), sql.Placeholder("vector")
     score = sql.SQL("-({} <#> {}) AS score").format(name, vector)
     if kind == "exact":  # the sum keeps an index from being used
@@ -101,7 +101,7 @@ def search_query(table: sql.Identifier, where: SQLFilter, kind: Kind, dim: int) 
 
 
 def _coarse(kind: Kind, dim: int) -> tuple[sql.Composable, str, str, sql.Composable]:
-    """What is indexed, its operators, the distance, and the query beside it."""
+    """The indexed expression, its operators, the distance, and the expression of the query."""
     name, vector, size = sql.Identifier(VECTOR), sql.Placeholder("vector"), sql.Literal(dim)
     if kind == "binary":
         form = "binary_quantize({})::bit({})"
@@ -116,7 +116,7 @@ def _coarse(kind: Kind, dim: int) -> tuple[sql.Composable, str, str, sql.Composa
 
 
 def num_candidates(kind: Kind, dim: int, k: int, rescore: int | None) -> int:
-    """How many of the nearest by what is indexed are compared by the vectors themselves."""
+    """The number of candidates from the database's index that are compared by their vectors."""
     if kind == "binary":
         return (rescore or DEFAULT_RESCORE["binary"]) * max(k, MIN_NEIGHBORS)
     return k if dim <= MAX_HNSW_DIM else HALF_RESCORE * k

@@ -1,4 +1,4 @@
-"""What a database must do to hold an index, and calls of it that outlast faults of the connection."""
+"""The interface of a database that holds an index, and calls that outlast faults of the connection."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def read_facts(self, table: str) -> dict[str, Any] | None:
-        """What an index says about itself; None if there is none of this name."""
+        """The facts of an index; None if no index has this name."""
 
     @abstractmethod
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
-        """Replace what an index says about itself."""
+        """Replace the facts of an index."""
 
     @abstractmethod
     def create(self, table: str, dim: int, kind: Kind) -> None:
@@ -104,15 +104,15 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def finish(self, table: str, dim: int, kind: Kind) -> None:
-        """Build what makes the search fast, after the first rows were written."""
+        """Build the database's index for fast search, after the first rows were written."""
 
     @abstractmethod
     def replace(self, table: str, by: str) -> None:
-        """Give a table, with what it says about itself, the name of another one, which is dropped."""
+        """Give a table and its facts the name of another one, which is dropped."""
 
     @abstractmethod
     def drop(self, table: str) -> None:
-        """Drop a table and what it says about itself, if it is there."""
+        """Drop a table and its facts, if it exists."""
 
     @abstractmethod
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
@@ -126,11 +126,11 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def delete(self, table: str, ids: Integers) -> None:
-        """Delete the rows of some ids; those that there are."""
+        """Delete the rows of the given ids that exist."""
 
     @abstractmethod
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
-        """The rows of some ids, those that there are, in any order."""
+        """The rows of the given ids that exist, in any order."""
 
     @abstractmethod
     def page(self, table: str, after: int, limit: int, where: Any, kinds: Kinds | None, vectors: bool) -> Rows:
@@ -158,7 +158,7 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def exclude(self, where: Any, number: int) -> Any:
-        """The filter of what fulfills another one, or of all rows if that is None, but one id."""
+        """A filter without one id; None filters nothing else."""
 
     @abstractmethod
     def close(self) -> None:

@@ -19,10 +19,10 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, invalid_k
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, id_of_key, parse_index_condition
+from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import RETRY_SECONDS, RemoteEngine, Rows, batch_rows, connect
-from vicinal.retrieval.index.remote.remote_table import FORMAT, UNFINISHED, VERSION, RemoteTable
+from vicinal.retrieval.index.remote.remote_table import FORMAT, UNFINISHED, VERSION, RemoteTable, id_of_key
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arguments import is_integer
@@ -53,7 +53,7 @@ class RemoteIndex(ImageIndex):
 
     Args:
         engine: the database.
-        facts: what the table says about itself.
+        facts: kind, dimension, columns and other settings of the index.
     """
 
     def __init__(self, engine: RemoteEngine, facts: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class RemoteIndex(ImageIndex):
     def close(self) -> None:
         self._engine.close()
 
-    # what it is
+    # its settings
 
     @property
     def url(self) -> str:

@@ -1,29 +1,30 @@
-"""A table of a database as an index uses it: what it says about itself, and its rows in pages and batches."""
+"""A table of a database as an index uses it: its facts, and its rows in pages and batches."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
 
+from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
-from vicinal.retrieval.index.made_with import check_made_with
-from vicinal.retrieval.index.metadata import converted_record, derived_ids, frame_of_table, payload_of
+from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, payload_of
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows, batch_rows
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Integers
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError
 
-FORMAT, VERSION = "vicinal-index", 1  # of what a table says about itself
+FORMAT, VERSION = "vicinal-index", 1  # of the facts
 REFRESH_SECONDS = 5.0  # after which another process may have added columns
 UNFINISHED = "_building"  # the end of the name of a table until it has all rows
 CONTINUE = "repeat the call, it goes on from there: what was written stays, and nothing is written twice"
@@ -43,7 +44,7 @@ class RemoteFacts:
         lock: to be held while what was read is changed.
 
     Raises:
-        InputError: they are damaged, or of another version.
+        InputError: they are of another version.
     """
 
     def __init__(
@@ -60,9 +61,6 @@ class RemoteFacts:
     def _accept(self, values: Mapping[str, Any]) -> None:
         if values.get("format") != FORMAT or values.get("version") != VERSION:
             raise InputError(f"{self._url} is not an index of this version of Vicinal; build it again")
-        if not (is_integer(values.get("dim")) and isinstance(values.get("columns"), dict)):
-            raise InputError(f"{self._url}: what the index says about itself is damaged; build it again")
-        check_made_with(values.get("made_with"))
         self.values, self._time = dict(values), time.monotonic()
 
     @property
@@ -104,7 +102,7 @@ class RemoteTable:
 
     Args:
         engine: the database.
-        facts: what the table says about itself.
+        facts: kind, dimension, columns and other settings of the index.
         check: is called before every call.
 
     Attributes:
@@ -147,7 +145,7 @@ class RemoteTable:
                 return
 
     def fetched(self, ids: Integers, kinds: Kinds, vectors: bool) -> Iterator[Rows]:
-        """Yield the rows of some ids, those that there are."""
+        """Yield the rows of the given ids that exist."""
         size = batch_rows(self.dim if vectors else 0)
         for start in range(0, len(ids), size):
             yield self.call(self.engine.fetch, ids[start : start + size], kinds, vectors)
@@ -218,7 +216,7 @@ class RemoteTable:
         return batch.subset(np.array(keep, dtype=np.int64))
 
     def delete_others(self, ids: Integers) -> None:
-        """Delete what an interrupted call wrote of another table."""
+        """Delete the rows of another table that an interrupted call wrote."""
         wanted = np.unique(ids)
         if self.call(self.engine.count, None, None) > len(wanted):
             for rows in self.pages(None, None):
@@ -240,10 +238,54 @@ class RemoteTable:
             return kinds
 
     def delete(self, ids: Integers) -> None:
-        """Delete the rows of some ids, those that there are."""
+        """Delete the rows of the given ids that exist."""
         size = batch_rows(0)
         for start in range(0, len(ids), size):
             self.call(self.engine.delete, ids[start : start + size])
+
+
+def derived_ids(
+    frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int] | None = None
+) -> Integers:
+    """The ids of images, int64 [n]: numbers of 63 bits that follow from path and bounding box.
+
+    The same image has the same id in every call and on every machine. Rows without a path have ids that follow from
+    their columns and their vector; the second of two equal rows has another one than the first.
+
+    Args:
+        frame: the columns.
+        vectors: float32 [n, dim].
+        records: the values of the columns.
+        times: how often rows without a path occurred before, which is counted on.
+
+    Example:
+        >>> frame = pd.DataFrame({"path": ["a.png", "b.png", "a.png"]})
+        >>> ids = derived_ids(frame, np.eye(3, dtype=np.float32), frame.to_dict("records"))
+        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
+        (True, False)
+    """
+    has_path = frame["path"].notna().tolist() if "path" in frame else [False] * len(frame)
+    keys: list[str] = image_keys(frame) if "path" in frame else [""] * len(frame)
+    times = {} if times is None else times
+    ids = np.empty(len(frame), np.int64)
+    for row, (key, is_known) in enumerate(zip(keys, has_path, strict=True)):
+        if is_known:
+            ids[row] = id_of_key(key)
+            continue
+        text = json.dumps(records[row], sort_keys=True).encode() + b"\0" + vectors[row].tobytes()
+        content = hashlib.blake2b(text).digest()
+        times[content] = times.get(content, -1) + 1
+        ids[row] = _number(content + str(times[content]).encode())
+    return ids
+
+
+def id_of_key(key: str) -> int:
+    """The id of an image by its key, see :func:`vicinal.data.boxes.image_keys`."""
+    return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") & MAX_ID
 
 
 def _check_distinct(ids: Integers, frame: pd.DataFrame) -> None:
