@@ -101,8 +101,6 @@ def test_nothing_is_unpacked_under_its_own_name(tmp_path: Path) -> None:
     ("members", "message"),
     [
         ({"a.png": link("a.png", "/etc/passwd")}, "'a.png' is not a regular file, which shards hold"),
-        ({"a.png": link("a.png", "b.png", tarfile.LNKTYPE)}, "'a.png' is not a regular file"),
-        ({"a.png": link("a.png", "", tarfile.FIFOTYPE)}, "'a.png' is not a regular file"),
         ({"a.png": bytes(5000)}, "'a.png' has 0 MB; at most 0 are read"),
         ({"a.png": encoded(0), "a.PNG": encoded(0)}, "'a.PNG' is there twice; every member needs its own name"),
         ({"a.png": encoded(0), "a.jpg": encoded(0)}, "has several images (png, jpg); name one by path_column"),
@@ -110,13 +108,8 @@ def test_nothing_is_unpacked_under_its_own_name(tmp_path: Path) -> None:
         ({"a.png": encoded(0), "a.json": b"{"}, "sample 'a': not JSON (Expecting property name"),
         ({"a.png": encoded(0), "a.json": b"[" * 4000}, "sample 'a': not JSON ("),
         ({"a.png": encoded(0), "a.json": b"[1]"}, "sample 'a': the JSON is not a mapping of names to values"),
-        (
-            {"a.png": encoded(0), "a.json": b'{"label": [1]}'},
-            "row 0: label is [1]; a label is text or a 64-bit",
-        ),
-        ({"a.png": encoded(0), "a.cls": b"1", "b.png": encoded(1), "b.cls": b"x"}, "row 1: label is 'x'; a label is"),
+        ({"a.png": encoded(0), "a.json": b'{"label": [1]}'}, "row 0: label is [1]; a label is text or a 64-bit"),
         ({"a.txt": b"no image", "a.cls": b"1"}, "no images; there are 1 samples without one"),
-        ({}, "no images"),
     ],
 )
 def test_hostile_and_broken_shards(
