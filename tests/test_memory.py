@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,10 @@ from vicinal.losses import (
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.similarity import PairSource
+from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 
 LOSSES: dict[str, Loss] = {
     "violating": ContrastiveLoss(),
@@ -257,3 +262,48 @@ def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
         loss(*arguments, **named)
     assert "\n" not in str(caught.value)
     assert len(loss.embeddings) == 4
+
+
+def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
+    torch.set_num_threads(1)  # as its parent: the last bits depend on it
+    recipe = Recipe.load(overrides=overrides)
+    trainer = Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
+    take = trainer.train_step
+
+    def train_step(*arguments, **named) -> None:
+        if trainer.progress.step == step:
+            os._exit(9)
+        take(*arguments, **named)
+
+    trainer.train_step = train_step
+    trainer.fit()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [
+        # Smaller than an epoch: it wraps, and the kill comes when it has.
+        ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
+        pytest.param(["--loss=MarginLoss"], marks=pytest.mark.slow),
+    ],
+    ids=["memory", "random miner"],
+)
+def test_killed_and_resumed_a_run_ends_with_the_same_weights(small: list[str], tmp_path: Path, loss: list[str]) -> None:
+    torch.set_num_threads(1)
+    overrides = [*small, *loss, "--checkpoint_minutes=0"]
+    straight = train(Recipe.load(overrides=overrides), tmp_path / "straight")
+    arguments = (overrides, tmp_path / "killed", 4)
+    process = multiprocessing.get_context("spawn").Process(target=_train_and_be_killed, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    killed = resume(tmp_path / "killed")
+    for path in ("model/model.safetensors", "log.csv", "metrics.csv"):
+        one, other = ((run.path / path).read_bytes() for run in (straight, killed))
+        assert _without_speed(one) == _without_speed(other), path
+
+
+def _without_speed(content: bytes) -> bytes | list[bytes]:
+    lines = content.splitlines()
+    return [line.rpartition(b",")[0] for line in lines] if b"images/s" in lines[0] else content

@@ -484,3 +484,19 @@ def test_a_model_that_gives_no_tensor_is_refused() -> None:
 
     with pytest.raises(InputError, match=r"the model must give a tensor \[m, d\], not a tuple"):
         embed_in_micro_batches(Pair(), torch.randn(4, 3), 2)
+
+
+def test_a_step_with_infinite_gradients_is_skipped() -> None:
+    model, loss = embedder(), MarginLoss(miner=None)
+    parameters = [*model.parameters(), *loss.parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for scale, skipped in ((1e30, True), (1024.0, False)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        value_and_gradients(
+            lambda x: embed_in_micro_batches(model, x, 4), model, loss, scaler.scale, dtype=torch.float16
+        )
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)) == skipped
+        assert scaler.get_scale() == pytest.approx(scale / 2 if skipped else scale)

@@ -397,3 +397,14 @@ def test_settings_of_the_machine_that_are_not_given_stay(small: list[str], tmp_p
     resume(run.path, Recipe.load(overrides=[*more, "--epochs=1", "--checkpoint_minutes=3"]))
     settings = Recipe.load(run.recipe).settings
     assert (settings.log_every, settings.data.num_workers, settings.checkpoint_minutes) == (1, 0, 3)
+
+
+@pytest.mark.slow
+def test_nothing_else_may_change(small: list[str], tmp_path: Path) -> None:
+    run = train(Recipe.load(overrides=[*small, "--epochs=2"]), tmp_path / "run")
+    before = run.recipe.read_bytes()
+    for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
+        key = setting.removeprefix("--").partition("=")[0]
+        with pytest.raises(InputError, match=rf"{key} = .* differs from the run's own"):
+            resume(run.path, Recipe.load(run.recipe, [setting]))
+    assert run.recipe.read_bytes() == before

@@ -260,3 +260,10 @@ def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> N
     one.embedder.forward = lambda images: forward(images) * torch.tensor([torch.nan] + [1.0] * 7)[:, None]
     with pytest.raises(NonFiniteLossError, match="step 1: the loss is not finite"):
         one.fit()
+
+
+def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path: Path) -> None:
+    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=statistics", "--freeze_backbone_epochs=1")
+    before = copied(list(one.embedder.backbone.buffers()))
+    one.fit()
+    assert all(torch.equal(a, b) for a, b in zip(before, one.embedder.backbone.buffers(), strict=True))

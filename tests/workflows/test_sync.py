@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -222,3 +224,21 @@ def test_size_and_time_tell_before_the_content(photos: Path, tmp_path: Path, mon
     (photos / "a.png").write_text("0.123")
     os.utime(photos / "a.png", ns=(time, time))
     assert len(compare_files(loaded, table).changed) == 1
+
+
+def test_a_call_that_is_killed_at_any_moment_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:
+    names = [f"n{number}" for number in range(40)]
+    table, index = files(photos, **{name: f"0.{number:02d}" for number, name in enumerate(names)}), tmp_path / "index"
+    sync(index, table.take([0]), Embedding())
+    for milliseconds in (1, 5, 10, 20, 40):
+        process = multiprocessing.get_context("fork").Process(target=sync, args=(index, table, Embedding()),
+                                                               kwargs={"block_size": 2})  # fmt: skip
+        process.start()
+        time.sleep(milliseconds / 1000)
+        process.kill()
+        process.join()
+        assert len(set(held(index))) == len(held(index)) >= 1
+    sync(index, table, Embedding(), block_size=2)
+    assert sorted(held(index)) == sorted(names)
+    angles = np.array([float(Path(path).read_text()) for path in Index.load(index).metadata.frame["path"]])
+    np.testing.assert_allclose(Index.load(index).vectors()[:, 0], np.cos(angles), atol=1e-6)

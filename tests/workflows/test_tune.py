@@ -314,3 +314,17 @@ def test_the_replay_has_the_batches_of_the_search(study_recipe: Path, monkeypatc
     result = run(study_recipe, start, LR, "--batch_size=null", trials=1)
     found = Recipe.load(result.recipe).settings
     assert (found.batch_size, found.samples_per_class) == (6, 2)  # of three classes; of all six it would be 12
+
+
+def test_a_search_has_no_test_images(study_recipe: Path) -> None:
+    start = MadeUp()
+    result = run(study_recipe, start)
+    assert result.test is None
+    assert not start.names("evaluate")
+    assert {start.configs[name]["data"]["source"] for name in start.names()} == {
+        str(Path("study/tables/half.parquet").resolve())
+    }
+    table = Table.from_parquet("study/tables/half.parquet")
+    assert table.splits == ["train", "val"]
+    assert table.subset("train").classes == ["c0", "c1", "c2"]
+    assert table.subset("val").classes == ["c3", "c4", "c5"]
