@@ -16,6 +16,7 @@ import argparse
 import os
 import tempfile
 import time
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -36,7 +37,7 @@ KINDS = {
 HEADS = ["", "MB", "speed", "largest", "mean", "recall@1", "difference", "mAP@R", "difference"]
 
 
-def measure(run: str, settings: ExportSettings, root: str | None, **options: str | None) -> ParityReport:
+def measure(run: str, settings: ExportSettings, root: str | None, **options: Any) -> ParityReport:
     """Export a run or a model, and return the report."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/model{SUFFIXES[settings.format]}"

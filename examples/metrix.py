@@ -21,9 +21,9 @@ from vicinal.losses.proxy_anchor import ProxyAnchorLoss
 from vicinal.losses.row_loss import PairLoss, RowLoss
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
-from vicinal.similarity.tiles import default_tile_rows, sum_over_rows, values_of_rows
+from vicinal.similarity.tiles import sum_over_rows, values_of_rows
 from vicinal.utils.arguments import check_nonnegative, check_positive, check_seed, shown
-from vicinal.utils.devices import ieee_products, tile_elements
+from vicinal.utils.devices import default_tile_rows, ieee_products, tile_elements
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import derive_seed, uniform
 
@@ -160,9 +160,9 @@ class Metrix(PairLoss):
         if self.tile_rows is not None:
             return self.tile_rows
         device = source.anchors.device
-        step, columns = default_tile_rows(source.num_references, device), source.class_columns
+        step = default_tile_rows(source.num_references, device)
         spans = (slice(start, min(start + step, len(source))) for start in range(0, len(source), step))
-        most = max(int(source.pairs(span, columns).positive.sum(dim=1).amax()) for span in spans)
+        most = max(int(source.pairs(span, by_class=True).positive.sum(dim=1).amax()) for span in spans)
         return max(1, min(step, tile_elements(device) // (source.num_references * (most + 1))))
 
     def _mix(self, rows: Rows) -> Rows:

@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# What a machine without a network and a GPU needs to train within a second; batches are left as they are.
+# Settings to train within a second without a network and a GPU; batches are left as they are.
 QUICK = [
     "--model.backbone=test_resnet",
     "--model.pretrained=false",
@@ -108,7 +108,7 @@ def metrics_in(results: dict[str, Any], stage: str = "plain", model: str | None 
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What the command prints; it must succeed."""
+    """The output of the command, which must succeed."""
     from vicinal.cli.main import main
 
     capsys.readouterr()
@@ -135,7 +135,7 @@ def _curves_are_not_drawn() -> Iterator[None]:
 
 @pytest.fixture
 def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the learning curves of runs all the same."""
+    """Draw the learning curves of runs after all."""
     from vicinal.training.base_trainer import BaseTrainer
 
     monkeypatch.setattr(BaseTrainer, "_write_curves", getattr(BaseTrainer, "drawn_curves", BaseTrainer._write_curves))
@@ -165,7 +165,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Nothing is compiled yet, and what a test compiles is forgotten after it."""
+    """Forget compiled code before and after a test."""
     import torch
 
     torch.compiler.reset()

@@ -88,7 +88,7 @@ class PretendTensor(Tensor):
 
 
 class PretendDevice(TorchDispatchMode):
-    """What was counted within :func:`pretend_device`.
+    """The counts within :func:`pretend_device`.
 
     Attributes:
         waits: "operation, file:line" in Vicinal -> how often the host waited there.

@@ -1,4 +1,4 @@
-"""Process groups of gloo on this machine, for tests of what several processes do together."""
+"""Process groups of gloo on this machine, for tests of several processes together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Results = dict[int, list[dict[str, Any]]]
 
 
 def run_groups(function: Callable[[int, int], dict[str, Any]], worlds: Sequence[int], folder: Path) -> Results:
-    """What a function of rank and world size returns on each process of groups of several sizes.
+    """The results of a function of rank and world size on each process of groups of several sizes.
 
     The groups exist one after the other, in the same processes: starting these takes longer than most tests.
     """

@@ -142,18 +142,6 @@ def test_distillation_is_zero_at_its_target_and_only_moves_the_embeddings() -> N
         torch.autograd.grad(value, x, create_graph=True)
 
 
-def test_order_does_not_matter() -> None:
-    for name in ("unequal classes", "many classes", "singletons", "opposites"):
-        batch = BATCHES[name]
-        order = torch.randperm(len(batch.labels), generator=torch.Generator().manual_seed(1))
-        loss, results = made(MultiSimilarityLoss()), []
-        for rows in (torch.arange(len(order)), order):
-            x = batch.embeddings[rows].requires_grad_()
-            value = loss(x, batch.labels[rows], features=features_of(batch)[rows])
-            results.append((value.detach(), torch.autograd.grad(value, x)[0]))
-        torch.testing.assert_close(results[1], (results[0][0], results[0][1][order]), rtol=1e-10, atol=1e-12)
-
-
 def test_features_are_distilled_after_their_warmup() -> None:
     batch = BATCHES["unequal classes"]
     loss = made(MultiSimilarityLoss(), feature_warmup=2)
@@ -194,13 +182,7 @@ def test_every_head_has_centers_of_its_own(kind: type[CenterBasedLoss]) -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in loss.parameters())
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        lambda: SiMix(RecallAtKLoss()),
-        lambda: CrossBatchMemory(ContrastiveLoss(), 20),
-    ],
-)
+@pytest.mark.parametrize("inner", [lambda: SiMix(RecallAtKLoss()), lambda: CrossBatchMemory(ContrastiveLoss(), 20)])
 def test_around_other_wrappers(inner) -> None:
     loss, batch = made(inner()), BATCHES["unequal classes"]
     for _ in range(2):

@@ -18,13 +18,7 @@ from benchmarks.gpu.supervisor import supervise
 from benchmarks.gpu.timing import Settings
 from benchmarks.gpu.worker import context, work
 from benchmarks.steps import batch
-from vicinal.losses import (
-    CenterContrastiveLoss,
-    ContextualLoss,
-    MultiSimilarityLoss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-)
+from vicinal.losses import CenterContrastiveLoss, ContextualLoss, MultiSimilarityLoss, RecallAtKLoss, SmoothAPLoss
 
 CONTEXT = {"device": "CPU"}
 CPU = torch.device("cpu")

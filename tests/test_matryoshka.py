@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from tests.losses import center_cases, every_loss
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
-from tests.processes import run_groups
 from vicinal import matryoshka
 from vicinal.distillation import S2SD
 from vicinal.losses import (
@@ -38,7 +36,7 @@ from vicinal.mining import DistanceWeightedMiner
 from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe
-from vicinal.training.create_module import create_training_module
+from vicinal.training.trainer import create_training_module
 from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
@@ -98,7 +96,7 @@ def assert_same(make: Callable[[], Loss], batch: Batch, name: str) -> None:
 def test_value_and_gradients_are_those_of_separate_losses(case: str) -> None:
     for name, batch in BATCHES.items():
         if name in ("many classes", "shuffled", "all singletons", "two of two classes", "references of one class"):
-            continue  # of which others say as much
+            continue
         assert_same(DEFAULTS[case].loss, DEFAULTS[case].suited(batch), name)
 
 
@@ -215,10 +213,10 @@ def test_goes_around_every_loss_in_half_precision(name: str) -> None:
         loss(x, torch.arange(12) // 3).backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
-    assert [
+    assert all(
         part.endswith(("(2)", f"({every_loss.DIM})"))
         for part in loss.parts(PairSource.from_batch(x, torch.arange(12) // 3))
-    ]
+    )
 
 
 def test_of_a_recipe() -> None:
@@ -250,36 +248,6 @@ def test_compiles_whole(name: str, make: Callable[[], Loss]) -> None:
         _assert_compiles_whole(Matryoshka(make(), [2, 5]), "inductor")
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    halves = run_groups(_process, (2,), tmp_path)[2]
-    for kind, _ in MANY:
-        for name in ("shuffled", "zero vector"):
-            (value, by_x, *_), (value_2, by_x_2, *_) = (half[kind, name] for half in halves)
-            got = [(value + value_2) / 2, torch.cat([by_x, by_x_2]) / 2]
-            expected = value_and_gradients(_seeded(kind), BATCHES[name])
-            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
-
-
-def _seeded(kind: str) -> Loss:
-    torch.manual_seed(0)
-    return Matryoshka(dict(MANY)[kind](), [2, 5]).double()
-
-
-def _process(rank: int, _: int) -> dict[tuple[str, str], list[Tensor]]:
-    results = {}
-    for kind, _ in MANY:
-        for name in ("shuffled", "zero vector"):
-            x, labels = BATCHES[name][:2]
-            mine, loss = slice(rank * len(x) // 2, (rank + 1) * len(x) // 2), _seeded(kind)
-
-            def of_mine(x: Tensor, labels: Tensor, loss: Loss = loss) -> Tensor:
-                return sum(loss.parts(PairSource.from_distributed_batch(x, labels)).values())
-
-            results[kind, name] = value_and_gradients(of_mine, Batch(x[mine], labels[mine]))
-    return results
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -302,7 +270,7 @@ def _process(rank: int, _: int) -> dict[tuple[str, str], list[Tensor]]:
         (lambda: SiMix(Matryoshka(ContrastiveLoss())), "^SiMix: .* not Matryoshka$"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(make: Callable[[], object], message: str) -> None:
+def test_mistakes_are_named_in_one_line(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         make()
     assert "\n" not in str(error.value)

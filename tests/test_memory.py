@@ -1,10 +1,8 @@
-"""The memory of past batches against a list of past batches, and what becomes of it when a run is stopped."""
+"""The memory of past batches against a list of past batches, and its state."""
 
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -28,10 +26,7 @@ from vicinal.losses import (
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.similarity import PairSource
-from vicinal.training import Recipe, Trainer, resume, train
-from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_folder import RunFolder
 
 LOSSES: dict[str, Loss] = {
     "violating": ContrastiveLoss(),
@@ -49,10 +44,7 @@ LOSSES: dict[str, Loss] = {
 def batches(count: int, n: int = 6, d: int = 4) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
-        (
-            torch.randn(n, d, generator=generator, dtype=torch.float64),
-            torch.randint(0, 4, (n,), generator=generator),
-        )
+        (torch.randn(n, d, generator=generator, dtype=torch.float64), torch.randint(0, 4, (n,), generator=generator))
         for _ in range(count)
     ]
 
@@ -221,11 +213,11 @@ def test_a_state_is_a_snapshot_and_its_copy_independent() -> None:
     loss = CrossBatchMemory(ContrastiveLoss(), 8)
     (x, labels), (other, other_labels) = batches(2)
     loss(x, labels)
-    state, twin, stored = loss.state_dict(), copy.deepcopy(loss), loss.embeddings.clone()
+    state, copied, stored = loss.state_dict(), copy.deepcopy(loss), loss.embeddings.clone()
     loss(other, other_labels)
     again = CrossBatchMemory(ContrastiveLoss(), 8)
     again.load_state_dict(state)
-    for kept in (again, twin):
+    for kept in (again, copied):
         torch.testing.assert_close(kept.embeddings, stored, rtol=0, atol=0)
 
 
@@ -265,88 +257,3 @@ def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
         loss(*arguments, **named)
     assert "\n" not in str(caught.value)
     assert len(loss.embeddings) == 4
-
-
-@pytest.mark.parametrize(("arguments", "message"), [((0,), "size = 0"), ((-1,), "size = -1"), ((1, -1), "warmup = -1")])
-def test_impossible_arguments(arguments: tuple, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        CrossBatchMemory(ContrastiveLoss(), *arguments)
-
-
-# In training ----------------------------------------------------------------------------------------------------------
-
-RECIPE = """loss:
-  class_path: CrossBatchMemory
-  init_args:
-    size: 512
-    warmup: 3
-    loss:
-      class_path: WeightedSum
-      init_args:
-        weights: [1, 0.5]
-        losses:
-        - class_path: MarginLoss
-        - class_path: ContrastiveLoss
-          init_args: {negative_margin: 0.5}
-"""
-
-
-def test_a_recipe_names_it(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    recipe = Recipe.load(tmp_path / "recipe.yaml", ["--loss.size=100"])
-    loss = recipe.create_loss()
-    assert isinstance(loss, CrossBatchMemory)
-    assert (loss.size, loss.warmup, loss.loss.losses[1].negative_margin) == (100, 3, 0.5)
-    recipe.save(tmp_path / "resolved.yaml")
-    assert Recipe.load(tmp_path / "resolved.yaml").config == recipe.config
-
-
-def test_a_bad_recipe_says_so(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("512", "0"))
-    with pytest.raises(InputError, match="CrossBatchMemory: size = 0 must be at least 1"):
-        Recipe.load(tmp_path / "recipe.yaml")
-
-
-def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
-    torch.set_num_threads(1)  # as its parent: the last bits depend on it
-    recipe = Recipe.load(overrides=overrides)
-    trainer = Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
-    take = trainer.train_step
-
-    def train_step(*arguments, **named) -> None:
-        if trainer.progress.step == step:
-            os._exit(9)
-        take(*arguments, **named)
-
-    trainer.train_step = train_step
-    trainer.fit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "loss",
-    [
-        # Smaller than an epoch: it wraps, and the kill comes when it has.
-        ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
-        pytest.param(["--loss=MarginLoss"], marks=pytest.mark.slow),
-    ],
-    ids=["memory", "random miner"],
-)
-def test_killed_and_resumed_a_run_ends_with_the_same_weights(small: list[str], tmp_path: Path, loss: list[str]) -> None:
-    torch.set_num_threads(1)
-    overrides = [*small, *loss, "--checkpoint_minutes=0"]
-    straight = train(Recipe.load(overrides=overrides), tmp_path / "straight")
-    arguments = (overrides, tmp_path / "killed", 4)
-    process = multiprocessing.get_context("spawn").Process(target=_train_and_be_killed, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode == 9
-    killed = resume(tmp_path / "killed")
-    for path in ("model/model.safetensors", "log.csv", "metrics.csv"):
-        one, other = ((run.path / path).read_bytes() for run in (straight, killed))
-        assert _without_speed(one) == _without_speed(other), path
-
-
-def _without_speed(content: bytes) -> bytes | list[bytes]:
-    lines = content.splitlines()
-    return [line.rpartition(b",")[0] for line in lines] if b"images/s" in lines[0] else content

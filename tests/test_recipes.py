@@ -7,7 +7,7 @@ import shlex
 from types import ModuleType
 
 from tests.conftest import ROOT
-from vicinal.cli.recipes import read_header, recipe_files
+from vicinal.cli.train import read_header, recipe_files
 from vicinal.training import Recipe, RefinerRecipe
 from vicinal.training.recipes.recipe_check import RecipeCheck
 from vicinal.training.recipes.recipe_file import RecipeFile

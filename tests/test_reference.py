@@ -17,14 +17,14 @@ from vicinal.cli.main import VERBS
 from vicinal.losses import Loss
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
-from vicinal.training.recipes.base_recipe import BaseRecipe
+from vicinal.training.recipes.recipe import BaseRecipe
 from vicinal.training.recipes.recipe_values import setting_names
 from vicinal.utils.errors import InputError
 
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
 TEXT = "\n".join(PAGES.values())
-INTERNAL = {"vicinal.report.page.markup", "vicinal.losses.contextual"}  # their public names belong to another package
+INTERNAL = {"vicinal.report.page.markup"}  # its public names belong to another package
 BASES = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "CenterBasedLoss", "WeightedSum"}
 
 

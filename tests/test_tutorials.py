@@ -27,7 +27,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 LONG = ("label_noise", "own_loop", "all_known_classes")
 BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 STAND_INS = {"timm/vit_s14_dinov2": "timm/test_vit", "timm/resnet50": "timm/test_resnet"}
-"""What takes the place of pretrained models, with random weights, which need no network."""
+"""Models with random weights in place of pretrained ones, which need a network."""
 FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 
 
@@ -80,8 +80,7 @@ def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("random_weights")
 @pytest.mark.filterwarnings("ignore")  # that classes are few, or in several splits: the pages say so
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG)) for page in TUTORIALS],
+    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG)) for page in TUTORIALS]
 )
 def test_a_tutorial_runs_from_top_to_bottom(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

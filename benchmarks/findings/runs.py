@@ -17,8 +17,8 @@ from benchmarks.pretrained import Comparison
 from vicinal.data.benchmarks.cache import TABLE
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.settings import TuneSettings
 from vicinal.workflows.tuning.runs import reason
-from vicinal.workflows.tuning.settings import TuneSettings
 from vicinal.workflows.tuning.study_recipe import override
 from vicinal.workflows.tuning.tune import tune
 

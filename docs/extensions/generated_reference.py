@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from vicinal import training
 from vicinal.cli.main import main
-from vicinal.training.recipes.recipe_help import SettingGroup, SettingText, setting_groups
+from vicinal.training.recipes.recipe_values import SettingGroup, SettingText, setting_groups
 
 PUBLIC_PACKAGES = (
     "losses", "mining", "weighting", "mixing", "distillation", "matryoshka", "memory", "correction", "similarity",

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vicinal.losses import (
     BinLiftedLoss,
@@ -23,6 +24,7 @@ from vicinal.losses import (
     MultiSimilarityLoss,
     NCALoss,
     NPairsLoss,
+    RowLoss,
     TripletLoss,
 )
 from vicinal.weighting import similarity_weights
@@ -61,16 +63,18 @@ def similarity_types(loss: Loss, num_positives: int = 4, num_negatives: int = 12
     """
     positive = torch.arange(num_positives + num_negatives)[None] < num_positives
 
-    def weight(shift: float, positive_level: float, negative_level: float, own: float) -> float:
-        """The weight of the last negative, where the other similarities of each kind are near one level."""
+    def similarities(shift: float, positive_level: float, negative_level: float, own: float) -> Tensor:
+        """Those of an anchor: of each kind near one level, and last the negative in question."""
         levels = (positive_level, num_positives), (negative_level, num_negatives - 1)
         parts = [level + torch.linspace(0.002, 0.01, count, dtype=torch.float64) for level, count in levels]
-        similarity = torch.cat([*parts, torch.tensor([own], dtype=torch.float64)]) + shift
-        return similarity_weights(loss, similarity[None], positive)[0, -1].item()
+        return torch.cat([*parts, torch.tensor([own], dtype=torch.float64)]) + shift
 
     levels = torch.linspace(-0.58, 0.58, 5).tolist()
     grid = (0.0, 0.4), levels, levels, levels
-    weights = torch.tensor([weight(*point) for point in product(*grid)], dtype=torch.float64)
+    rows = torch.stack([similarities(*point) for point in product(*grid)])
+    is_of_rows = isinstance(loss, RowLoss) and loss.reduction in ("sum", "anchors", "contributing")
+    parts = rows.split(len(rows) if is_of_rows else 1)  # others divide by the pairs of all rows
+    weights = torch.cat([similarity_weights(loss, part, positive.expand(len(part), -1))[:, -1] for part in parts])
     weights = weights.view([len(axis) for axis in grid])
     # Relative, because the weights of negatives that are far from the hardest are tiny.
     same = [torch.isclose(weights, weights.narrow(axis, 0, 1), rtol=1e-6, atol=1e-100).all() for axis in range(3)]

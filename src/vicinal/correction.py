@@ -30,9 +30,9 @@ class ForwardCorrection(Loss):
 
         -log( sum_i T_iy p_i ),   T_ij = P(label j | true class i),
 
-    where y is the label of an anchor, which may be noisy, and p_i the probability of class i by the model. What
-    minimizes it on noisy labels minimizes the loss itself on clean labels, and without noise it is the loss itself. A
-    margin of the loss is subtracted from the logit of class y in all p_i.
+    where y is the label of an anchor, which may be noisy, and p_i the probability of class i by the model. The
+    model that minimizes it on noisy labels minimizes the loss itself on clean labels; without noise both are equal.
+    A margin of the loss is subtracted from the logit of class y in all p_i.
 
     A noise rate alone stands for noise in which all other labels are equally likely:
 

@@ -13,7 +13,7 @@ from vicinal.losses.base import Loss, zero_loss
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.similarity.embeddings import at_least_float32
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.tiles import default_tile_rows, refuse_second_derivative
+from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils.arguments import (
     check_list,
     check_nonnegative,
@@ -23,7 +23,7 @@ from vicinal.utils.arguments import (
     is_integer,
     shown,
 )
-from vicinal.utils.devices import ieee_products
+from vicinal.utils.devices import default_tile_rows, ieee_products
 from vicinal.utils.errors import InputError
 
 __all__ = ["S2SD"]

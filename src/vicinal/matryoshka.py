@@ -17,9 +17,8 @@ from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Pairs, Rows
-from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
-from vicinal.utils.devices import ieee_products
+from vicinal.utils.devices import default_tile_rows, ieee_products
 from vicinal.utils.errors import InputError
 
 __all__ = ["Matryoshka"]
@@ -41,9 +40,9 @@ class Matryoshka(Loss):
     up to 1,024 embeddings once: the pairs are found once, and the rows of all prefixes are one call of the loss. Larger
     batches, where that saves nothing, and all other losses take one call per prefix.
 
-    Prefixes share what the loss learns: class centers are cut like the embeddings (the paper's efficient variant,
-    MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes. They share
-    random choices too. The moving averages of `ClusterContrastLoss` follow the longest prefix.
+    All prefixes use the same parameters of the loss: class centers are cut like the embeddings (the paper's efficient
+    variant, MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes,
+    and so are random choices. The moving averages of `ClusterContrastLoss` follow the longest prefix.
 
     The longest prefix should be the whole embedding, because dimensions beyond it are not trained. A `CrossBatchMemory`
     or `S2SD` goes around Matryoshka, `SiMix` and `ForwardCorrection` go inside.
@@ -125,7 +124,7 @@ class Matryoshka(Loss):
         ).sum(dim=0)
 
     def _call_by_prefix(self, term: _Term, method: str, source: PairSource) -> list[Any]:
-        """What a method of a loss returns for each prefix. What the loss counts or averages is kept from the last."""
+        """The results of a method of a loss, one per prefix. Counters and moving averages are kept from the last."""
         results = []
         for dim in self.dims:
             is_last = dim == self.dims[-1]
@@ -205,8 +204,8 @@ FIELDS = tuple(field.name for field in fields(PairSource))  # a constant, which 
 class _PrefixPairSource(PairSource):
     """Prefixes of embeddings. A span of anchors has their rows by the first prefix, then those by the second, ...
 
-    So a loss is called once for all prefixes, and the pairs are found once. What is summed over anchors has one entry
-    per prefix.
+    So a loss is called once for all prefixes, and the pairs are found once. Sums over anchors have one entry per
+    prefix.
     """
 
     prefixes: tuple[PairSource, ...]
@@ -220,6 +219,10 @@ class _PrefixPairSource(PairSource):
     @property
     def parts(self) -> Sequence[PairSource]:
         return self.prefixes
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for prefix in self.prefixes for tensor in prefix.inputs)
 
     def similarity(self, span: slice) -> Tensor:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -87,8 +87,7 @@ class MultiSimilarityMiner(Miner):
 
     def __call__(self, rows: Rows) -> Rows:
         return rows.keep(
-            rows.positives < rows.hardest_negative + self.epsilon,
-            rows.negatives > rows.hardest_positive - self.epsilon,
+            rows.positives < rows.hardest_negative + self.epsilon, rows.negatives > rows.hardest_positive - self.epsilon
         )
 
 
@@ -316,7 +315,7 @@ class _CombinedMiner(Miner):
 
 
 class IntersectionMiner(_CombinedMiner):
-    """Selects the pairs that two miners both select, each from all pairs; what `a & b` returns.
+    """Selects the pairs that two miners both select, each from all pairs; the result of `a & b`.
 
     Args:
         first: a miner.
@@ -334,7 +333,7 @@ class IntersectionMiner(_CombinedMiner):
 
 
 class UnionMiner(_CombinedMiner):
-    """Selects the pairs that at least one of two miners selects, each from all pairs; what `a | b` returns.
+    """Selects the pairs that at least one of two miners selects, each from all pairs; the result of `a | b`.
 
     Args:
         first: a miner.

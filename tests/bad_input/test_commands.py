@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import re
 import resource
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +47,7 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/v.parquet --rerank magic", "invalid choice: 'magic'"),
     (f"{RERANK} --rerank.k1 9", "--rerank.k1 is not an option of contextual; its options: k, beta, epsilon"),
     (f"{RERANK} --rerank.kk 9", "unknown argument --rerank.kk"),
-    (f"{RERANK} --rerank.k many", "argument --rerank.k: invalid int value: 'many'"),
+    (f"{RERANK} --rerank.k many", "argument --rerank.k: many is not an integer"),
     (f"{RERANK} --rerank.beta 2", "beta = 2.0 must be from 0 to below 1"),
     (RERANK, "k = 16 is too large for a gallery of 8 images; use k <= 8"),
     ("evaluate ~/v.parquet --rerank.k 9", "give --rerank too"),
@@ -63,7 +61,7 @@ CASES: list[tuple[str, str]] = [
     ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is invalid"),
     ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
     # Refiners
-    ("evaluate ~/v.parquet --refiner nothing", "nothing"),
+    ("evaluate ~/v.parquet --refiner nothing", "refiner: no such folder nothing"),
     ("evaluate ~/v.parquet --context gallery", "give --refiner too"),
     ("evaluate ~/v.parquet --refiner ~/r4 --context all", "invalid choice: 'all'"),
     ("evaluate ~/v.parquet --refiner ~/r", "embeddings have 4 dimensions, the refiner is for 8"),
@@ -209,14 +207,8 @@ def test_a_mistake_with_an_index_in_python(call: Callable[[Index], object], expe
     assert len(index) == 4
 
 
-def test_no_queries_find_nothing() -> None:
-    index = Index.build(np.eye(4), Table(pd.DataFrame(index=range(4))))
-    assert index.search(np.empty((0, 4), np.float32), 2).ids.shape == (0, 2)
-
-
 @pytest.mark.parametrize(
-    ("index", "flags"),
-    [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")],
+    ("index", "flags"), [("plain", ""), ("whitened", "--whitening ~/w.safetensors"), ("refined", "--refiner ~/r")]
 )
 def test_the_flags_that_the_messages_name_find_images(
     index: str, flags: str, good: Path, capsys: pytest.CaptureFixture[str]
@@ -224,26 +216,6 @@ def test_the_flags_that_the_messages_name_find_images(
     words = f"search ~/{index} ~/photos/class0/0.png -k 2 --model ~/m1 {flags}".replace("~", str(good))
     assert main(words.split()) == 0
     assert re.search(r"^   1  1\.0000  class0  .*class0/0\.png$", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_an_index_shows_what_it_was_built_with(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", "list", f"{good}/whitened", "--facts"]) == 0
-    shown = capsys.readouterr().out
-    assert f"model                {good}/m1" in shown
-    assert f"whitening            {good}/w.safetensors" in shown
-
-
-def test_ivfpq_can_be_evaluated_and_reported(place: Path, monkeypatch, capsys) -> None:
-    from vicinal.retrieval.index import faiss_engine
-
-    monkeypatch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 400)
-    vectors = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
-    save_embeddings("v.parquet", vectors, Table(pd.DataFrame({"label": [n % 20 for n in range(400)]})))
-    assert main(["index", "build", "i", "v.parquet", "--kind", "ivfpq"]) == 0
-    assert main(["index", "delete", "i", "3", "4"]) == 0
-    assert main(["evaluate", "i"]) == 0
-    assert main(["report", "i", "--out", "page"]) == 0
-    assert "398" in capsys.readouterr().out
 
 
 def test_whitening_learns_from_the_split_train_unless_told(place: Path, good: Path, capsys) -> None:
@@ -305,25 +277,16 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(good: Path, place: Pa
         "embed ~/photos --model ~/m1 --out v.npy",
         "index build i ~/photos --model ~/m1",
     )
-    received, sent = multiprocessing.Pipe(duplex=False)
-    words = [command.replace("~", str(good)).split() for command in commands]
-    process = multiprocessing.get_context("spawn").Process(target=_run_on_a_full_disk, args=(words, sent))
-    process.start()
-    results = received.recv()
-    process.join()
-    for status, errors in results:
-        assert status == 1, errors
-        assert "error: " in errors.splitlines()[-1]
-        assert re.search("File too large|disk I/O error", errors.splitlines()[-1])  # the latter is SQLite's
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for command in commands:
+        output = io.StringIO()  # that of the tests may be a file
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+            try:
+                status = main(command.replace("~", str(good)).split())
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert status == 1, output.getvalue()
+        assert re.search("error: .*(File too large|disk I/O error)", output.getvalue().splitlines()[-1])  # or SQLite's
     assert not Path("v.npy").exists()
     assert not any(path.suffix in (".tmp", ".old") for path in place.rglob("*"))
-
-
-def _run_on_a_full_disk(commands: list[list[str]], results: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-    told = []
-    for words in commands:
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-            status = main(words)
-        told.append((status, errors.getvalue()))
-    results.send(told)

@@ -74,10 +74,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"transform": {"size": 32, "resize": 16_384}}, "transform.resize is 16384"),
     (args(layers=[16_384] * 4), "asks for a network of more than"),
     ({"backbone": "test_vit", **args(depth=16_384)}, "asks for a network of more than"),
-    (
-        {"backbone": "levit_128", "transform": {"size": 4096, "resize": 4096}, "pooling": "avg"},
-        "GB of buffers for",
-    ),
+    ({"backbone": "levit_128", "transform": {"size": 4096, "resize": 4096}, "pooling": "avg"}, "GB of buffers for"),
 ]
 
 

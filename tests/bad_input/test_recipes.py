@@ -77,6 +77,11 @@ CASES = [
     ("loss: [TripletLoss]\n", UNKNOWN),
     ("optimizer:\n  lr_factors.head: 2\n", "a key with dots is written whole, at the top of the file"),
     ("epochs: 010\n", "epochs = 010 must be an integer"),
+    (
+        "loss:\n class_path: WeightedSum\n init_args:\n  weights: [1]\n  losses:\n"
+        "  - class_path: MarginLoss\n    init_args:\n     margin: .inf\n",
+        "recipe.yaml:8: MarginLoss: margin = inf must",
+    ),
 ]
 
 
@@ -165,6 +170,8 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
         ("--loss.temprature=1", "did you mean loss.temperature?"),
         ("--loss.help Loss", "--loss.help Loss: give --loss.help and a loss: ArcFaceLoss, "),
         ("--loss PairLoss", "loss = PairLoss is not the name of a Loss class"),
+        ("--=3", "unknown argument --=3; a recipe comes first"),
+        ("--loss OwnLoss", "One of your own is named with its module, such as my_module.OwnLoss"),
         ("--loss Triplett", "is not the name of a Loss class; did you mean TripletLoss?"),
         ("--loss.miner=Hardest", "not the name of a Miner class; did you mean HardestMiner?"),
         ("--model.backbone resnet-50", "not the name of a timm model, such as 'resnet50'"),
@@ -231,6 +238,13 @@ def test_a_class_of_ones_own_is_taken_where_the_user_says_so(own: Path) -> None:
     assert recipe.config["loss"]["class_path"] == "own_package.losses.OwnLoss"
     recipe.save("saved.yaml")
     assert Recipe.load("saved.yaml", allow_imports=recipe.allow_imports).config == recipe.config
+
+
+def test_a_class_of_ones_own_may_be_named_alone(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own / "own_package" / "short.py").write_text(OWN.replace("OwnLoss", "ShortLoss"))
+    words = ["--loss=ShortLoss", "--loss.scale=x", "--allow_import=own_package.short"]
+    assert main(["train", "--out", "run", *words]) == 2
+    assert "loss.scale = x must be a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ CASES: list[tuple[str, str, Files]] = [
     (f"{NOISE}.foreign x --noise.foreign_fraction 0.5", "0.5 of 48 training images are 24, but there are only 2",
      {"x/1.png": "", "x/2.png": ""}),
     (f"{NOISE}.classes 9", "classes is 9, of 8 training classes", {}),
-    (f"{NOISE}.random_labels some", "argument --noise.random_labels: invalid float value: 'some'", {}),
+    (f"{NOISE}.random_labels some", "argument --noise.random_labels: some is not a number", {}),
     ("x --noise.random_labels 0.1", "no column 'label'", {"x/1.png": ""}),
     # The terminal
     ("'\x1b[2J\u202e'", "\\x1b[2J\\u202e: no such", {}),

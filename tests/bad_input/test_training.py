@@ -76,15 +76,6 @@ def test_a_class_with_one_image_is_warned_of_by_name(
     assert "class 'lonely' has one image" in capsys.readouterr().err
 
 
-def test_resuming_with_another_setting_names_the_setting(small: list[str], tmp_path: Path, capsys) -> None:
-    run = train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / "run")
-    assert main(["train", "--out", str(run.path), "--resume", "--seed", "9"]) == 2
-    assert "seed = 9 differs from the run's own 0; resume with --out and --resume alone" in capsys.readouterr().err
-    assert main(["train", "--resume", str(run.path)]) == 2
-    assert f"is the folder of a run, not a recipe; its recipe is {run.recipe}, and --out" in capsys.readouterr().err
-    assert main(["train", "--out", str(run.path), "--resume", "--epochs", "1"]) == 0
-
-
 def test_classes_for_testing_are_not_trained_on(small: list[str], photos: Path, tmp_path: Path) -> None:
     frame = load_table(photos).frame
     split = ["test" if label in ("class6", "class7") else "train" for label in frame["label"]]

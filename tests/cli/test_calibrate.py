@@ -113,19 +113,13 @@ def test_a_run_searches_its_other_splits_as_images_of_its_model(run: Path, photo
         (["--gallery", "none"], "none"),
         (["--out", "c.txt"], "name a file ending in .json"),
         (["--index", "none"], "none: no such file or folder"),
-        (["--images", "digits", "--model", "m"], "no folder"),
+        (["--images", "digits", "--model", "m"], "no such folder"),
         (["--split", "train"], "no rows in the split train"),
     ],
 )
 def test_bad_flags_are_told(words: list[str], message: str, embeddings: Path, capsys) -> None:
     assert main(["calibrate", str(embeddings), *words]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_images_without_labels_are_told(tmp_path: Path, capsys) -> None:
-    save_embeddings(tmp_path / "v.parquet", np.eye(3), Table(pd.DataFrame({"path": ["1.png", "2.png", "3.png"]})))
-    assert main(["calibrate", str(tmp_path / "v.parquet")]) == 2
-    assert "has no labels; give them with --labels FILE" in capsys.readouterr().err
 
 
 def test_an_index_of_another_model_refuses(run: Path, photos: Path, embeddings: Path, tmp_path: Path, capsys) -> None:

@@ -90,11 +90,10 @@ def commands(photos: Path) -> dict[str, list[str]]:
     return {
         "train": ["train", f"--data.source={photos}", *SETTINGS, "--out=run"],
         "embed": ["embed", str(photos), *model, "--out=vectors.parquet"],
-        "index": ["index", "build", "index", str(photos), *model],
     }
 
 
-@pytest.mark.parametrize("verb", ["train", "embed", "index"])
+@pytest.mark.parametrize("verb", ["train", "embed"])
 def test_no_network_is_one_error_at_once(
     verb: str, photos: Path, unreachable: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

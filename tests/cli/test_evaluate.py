@@ -13,12 +13,12 @@ import pytest
 
 from tests.conftest import metrics_in, output
 from vicinal import retrieval
+from vicinal.cli.inputs import RERANKING_OPTIONS, RERANKINGS
 from vicinal.cli.main import main
-from vicinal.cli.reranking_flags import RERANKING_OPTIONS, RERANKINGS
 from vicinal.data import Table, save_embeddings
 
 
-@pytest.mark.parametrize("source", ["run", "embeddings.parquet", "embeddings.npy", "photos"])
+@pytest.mark.parametrize("source", ["run", "embeddings.npy", "photos"])
 def test_it_takes_any_source(source: str, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     paths = {"run": run, "photos": photos}
     more = ["--model", run / "model"] if source == "photos" else []
@@ -32,24 +32,6 @@ def test_it_takes_any_source(source: str, run: Path, photos: Path, tmp_path: Pat
         test = json.loads(output(capsys, "evaluate", path, "--split", "test", "--json"))
         assert test["results"][0]["num_queries"] == 12
     assert "recall@1" in output(capsys, "evaluate", path, *more)
-
-
-def test_it_shows_metrics_before_and_after_reranking(run: Path, capsys) -> None:
-    plain = metrics_in(json.loads(output(capsys, "evaluate", run, "--json")))
-    options = {
-        "contextual": ("k=5, beta=0.2, epsilon=0.01", "--rerank.k", 5, "--rerank.beta", 0.2, "--rerank.epsilon", 0.01),
-        "reciprocal": ("k1=7, k2=2, lam=0.5", "--rerank.k1", 7, "--rerank.k2", 2, "--rerank.lam", 0.5),
-        "query-expansion": ("n=4, alpha=1.0", "--rerank.n", 4, "--rerank.alpha", 1),
-        "database-augmentation": ("n=10, alpha=3.0",),
-    }
-    for name, (method, *more) in options.items():
-        result = json.loads(output(capsys, "evaluate", run, "--rerank", name, *more, "--json"))
-        assert metrics_in(result) == plain
-        assert result["results"][-1]["method"].endswith(f"({method})")
-        assert set(metrics_in(result, "reranked")) == set(plain)
-    text = output(capsys, "evaluate", run, "--rerank", "contextual")
-    assert text.splitlines()[1] == "reranked: ContextualReranking(k=16, beta=0.1, epsilon=0.0)"
-    assert text.splitlines()[3].split() == ["plain", "reranked", "difference"]
 
 
 def test_it_shows_metrics_before_and_after_refinement(run: Path, refiner: Path, tmp_path: Path, capsys) -> None:

@@ -75,7 +75,7 @@ def test_help_has_the_docstring_and_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--size", "many"], "argument --size: invalid int value: 'many'"),
+        (["--size", "many"], "argument --size: many is not an integer"),
         (["--kind", "c"], "argument --kind: invalid choice: 'c'"),
         (["--scales"], "argument --scales: expected at least one argument"),
         (["--siz", "3"], "unrecognized arguments: --siz 3"),

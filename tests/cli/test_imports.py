@@ -177,6 +177,7 @@ def test_data_whiten_evaluate_and_report_of_embeddings(vectors: Path, photos: Pa
     )
 
 
+@pytest.mark.slow
 def test_index_and_search(vectors: Path, run: Path, photos: Path, tmp_path: Path) -> None:
     queries, picture, model = vectors / "v.parquet", photos / "class0" / "0.png", ["--model", run]
     check(

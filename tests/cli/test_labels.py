@@ -13,9 +13,7 @@ from tests.conftest import output
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Index
-from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import load_file
-from vicinal.workflows.refine import RefinerRecipe, train_refiner
 
 LABELS = ("--labels", "y.csv", "--label_column", "kind", "--path_column", "file")
 
@@ -48,11 +46,6 @@ def test_an_index_and_a_file_keep_them(folder: Path, capsys) -> None:
     assert all(each["matches"][0]["path"] != each["query"]["path"] for each in found)
 
 
-def test_whitening_is_learned_from_their_split_train(capsys) -> None:
-    assert main(["whiten", "x.npy", *LABELS, "--out", "w.safetensors"]) == 0
-    assert "learned from 18 embeddings: 18 of the split train" in capsys.readouterr().err
-
-
 def test_a_calibration_needs_them(capsys) -> None:
     assert main(["calibrate", "x.npy"]) == 2
     assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in capsys.readouterr().err
@@ -79,23 +72,14 @@ def test_labels_without_paths_keep_those_of_the_embeddings(name: str) -> None:
     assert table.image_keys == own.image_keys
 
 
-def test_a_refiner_is_trained_with_them() -> None:
-    words = [word.replace(" ", "=") for word in ("--embeddings x.npy", "--labels y.csv", "--label_column kind")]
-    small = "--epochs=1 --keep=last --val_fraction=0 --augmentation.noise=0 --refiner.depth=1 --batch_size=8"
-    run = train_refiner(RefinerRecipe.load(None, [*words, *small.split()]), "refiner")
-    assert load_embeddings(run.embeddings)[1].classes == ["k0", "k1", "k2"]
-    with pytest.raises(InputError, match=r"labels = y\.csv must be left out where no file of embeddings is given"):
-        RefinerRecipe.load(None, ["--run=run", "--labels=y.csv"])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             "clean digits --labels y.csv --model timm/resnet50",
-            "--labels gives labels to files of embeddings; digits is none",
+            "--labels is for files of embeddings, and digits is not one",
         ),
-        ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings; digits is none"),
+        ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings, and digits is not one"),
         ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
         ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),

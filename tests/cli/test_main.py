@@ -55,7 +55,7 @@ def test_one_of_several_processes_says_that_they_were_interrupted(rank: int, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vicinal.cli.main.is_main_process", lambda: rank == 0)
-    monkeypatch.setattr("vicinal.cli.evaluate.check_source", interrupted)
+    monkeypatch.setattr("vicinal.cli.inputs.check_source", interrupted)
     assert main(["evaluate", "photos"]) == 130
     assert capsys.readouterr().err == ("" if rank else "vicinal evaluate: error: interrupted\n")
 

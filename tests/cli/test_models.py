@@ -34,7 +34,7 @@ def test_descriptions_are_those_of_the_networks() -> None:
 def test_the_speed_is_measured_if_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vicinal.workflows.model_list.MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr("vicinal.workflows.model_costs.MEASURED_SECONDS", 0.0)
     words = ["models", "--filter", "test_vit.", "--measure", "--batch_size", "2", "--device", "cpu"]
     assert all(each["images_per_second"] > 0 for each in json.loads(output(capsys, *words, "--json")))
     assert output(capsys, *words).splitlines()[0].endswith("images/s")

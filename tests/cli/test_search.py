@@ -13,18 +13,6 @@ from vicinal.cli.main import main
 from vicinal.models import ContextRefiner
 
 
-def test_index_describes_adds_and_deletes(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "index"
-    output(capsys, "index", "build", folder, photos / "class0", "--model", run)
-    output(capsys, "index", "add", folder, photos / "class1", "--model", run)
-    output(capsys, "index", "delete", folder, "0", "2")
-    facts = json.loads(output(capsys, "index", "list", folder, "--facts", "--json"))
-    assert (facts["kind"], facts["images"], facts["deleted"], facts["dimensions"]) == ("exact", 10, 2, 16)
-    assert "images               10" in output(capsys, "index", "list", folder, "--facts")
-    found = json.loads(output(capsys, "search", folder, photos / "class0" / "0.png", "--model", run, "--json"))
-    assert {match["id"] for match in found[0]["matches"]} == {1, *range(3, 12)}
-
-
 def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, index: Path, tmp_path: Path, capsys) -> None:
     folder, models = tmp_path / "index", ["--model", run, "--refiner", refiner]
     output(capsys, "index", "build", folder, photos, *models)

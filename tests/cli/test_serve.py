@@ -102,6 +102,7 @@ def test_a_service_of_a_run_is_killed_and_stopped(index: Path, photos: Path, tmp
     assert saved.metadata.ids.tolist() == [*range(1, number), number]
 
 
+@pytest.mark.slow
 def test_a_request_in_flight_ends_before_the_service_stops(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     with process(folder) as (service, client):

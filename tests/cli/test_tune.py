@@ -15,8 +15,8 @@ from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.training import Recipe
 from vicinal.workflows import Source, SweepCell, SweepResult
+from vicinal.workflows.settings import SweepSettings, TuneSettings
 from vicinal.workflows.tuning import runs, sweep, tune
-from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
 
 RECIPE = "data: {source: photos, cache: true}\nbatch_size: 8\nsamples_per_class: 2\nlog_every: 1\n"
 
@@ -89,14 +89,14 @@ def test_failures_of_a_sweep_are_its_exit_status(
     [
         (["tune", "recipe.yaml"], "--out is missing"),
         (["tune", "--out", "study"], "study holds no study to continue; give a recipe"),
-        (["tune", "recipe.yaml", "--out", "study"], "search: there is no setting to vary; give its values as {log"),
+        (["tune", "recipe.yaml", "--out", "study"], "search: no setting varies; give its values as {log"),
         (["tune", "recipe.yaml", "--out", "study", "--search.lr=[1]"], "unknown key lr; did you mean optimizer.lr?"),
         (["tune", "recipe.yaml", "--out", "study", "--trial", "3"], "unknown argument --trial, did you mean --trials?"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--trials", "0"], "trials = 0 must be at"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "1"], "held_out = 1 must be"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "99"], "held_out = 99: 99 f"),
         (["tune", "recipe.yaml", "--out", "recipe.yaml", "--search.epochs=[1]"], "recipe.yaml is a file; give"),
-        (["sweep", "recipe.yaml", "--out", "study"], "grid: there is no setting to vary"),
+        (["sweep", "recipe.yaml", "--out", "study"], "grid: no setting varies"),
         (["sweep", "recipe.yaml", "--out", "study", "--search.epochs=[1]"], "unknown key search"),
         (["sweep", "recipe.yaml", "--out", "study", "--grid.data.root=[a]"], "have the same data.root"),
     ],

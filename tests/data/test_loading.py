@@ -11,10 +11,7 @@ from vicinal.utils.errors import InputError
 
 
 def test_load_table_names_the_possible_sources(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"^digit: no such folder, file or benchmark; did you mean digits\?$",
-    ):
+    with pytest.raises(InputError, match=r"^digit: no such folder, file or benchmark; did you mean digits\?$"):
         load_table("digit")
     with pytest.raises(InputError, match=r"lost\.csv: no such file"):
         load_table(tmp_path / "lost.csv")

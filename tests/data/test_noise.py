@@ -113,6 +113,18 @@ def test_label_noise_alters_labels_of_training_images_and_their_coarse_labels_al
     assert noisy.frame.dtypes[table.frame.columns].equals(table.frame.dtypes)
 
 
+def test_two_kinds_of_noise_do_not_choose_the_same_rows() -> None:
+    table = Table(pd.DataFrame({"path": [f"{i}.png" for i in range(4000)], "label": np.arange(4000) % 4}))
+    frame = foreign_images(random_labels(table, 0.5), foreign(2000), 0.5).frame
+    assert 900 < (frame["noisy_label"] & frame["noisy_image"]).sum() < 1100
+
+
+def test_in_a_table_without_splits_all_rows_are_training_images() -> None:
+    table = Table(animals().frame.drop(columns="split"))
+    assert altered(table, random_labels(table, 0.5), "label").sum() == 100
+    assert first_classes(table, 3).classes == ["animal 00", "animal 01", "animal 02"]
+
+
 @pytest.mark.parametrize(("first", "classes"), [(0.5, 5), (0.04, 0), (0.16, 2), (1, 10), (1.0, 10), (2, 2), (9.0, 9)])
 def test_only_the_first_training_classes_stay(first: float, classes: int) -> None:
     table = animals(classes=20)
@@ -128,6 +140,10 @@ def test_only_the_first_training_classes_stay(first: float, classes: int) -> Non
     assert kept.frame.equals(table.frame[table.frame["label"].isin(kept.classes)].reset_index(drop=True))
 
 
+def test_integer_classes_are_counted_in_the_order_of_numbers() -> None:
+    assert first_classes(Table(pd.DataFrame({"label": [10, 9, 100, 11]})), 2).classes == [9, 10]
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("text", [True, False])
 def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, tmp_path: Path) -> None:
@@ -140,6 +156,14 @@ def test_what_noise_leaves_outlives_a_file_and_a_split(ending: str, text: bool, 
     split = again.split_classes({"train": 0.5, "test": 0.5}, redivide=True)
     assert split.frame[marks].equals(noisy.frame[marks])
     assert split.subset("test").frame["label_clean"].dtype == noisy.frame["label"].dtype
+
+
+def test_labels_stay_comparable_where_csv_takes_some_for_numbers(tmp_path: Path) -> None:
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["1", "x", "3"]}))
+    confused_labels(table, {"x": "1"}, 1.0).save(tmp_path / "noisy.csv")
+    again = load_table(tmp_path / "noisy.csv")
+    assert again.frame[["label", "label_clean"]].to_numpy().tolist() == [["1", "1"], ["1", "x"], ["3", "3"]]
+    assert again.statistics().noise == {"noisy_labels": 1 / 3}
 
 
 def test_every_kind_of_noise_is_added_in_order_and_logged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -169,6 +193,11 @@ def test_every_kind_of_noise_is_added_in_order_and_logged(capsys: pytest.Capture
     one_by_one = foreign_images(random_labels(one_by_one, 0.1, 2), foreign(10), 0.05, 2)
     assert noisy.frame.equals(one_by_one.frame)
     assert noisy.frame.equals(add_noise(animals(), replace(settings, confusions=pairs), seed=2).frame)
+
+
+def test_random_labels_never_use_a_dissolved_class() -> None:
+    noisy = add_noise(animals(), NoiseSettings(open_set_labels=0.4, random_labels=1.0)).subset("train")
+    assert (len(noisy.classes), noisy.frame["label_clean"].nunique()) == (3, 5)
 
 
 def test_noise_needs_training_images() -> None:
@@ -220,3 +249,11 @@ def test_invalid_foreign_images() -> None:
         foreign_images(table, table.subset("test"), 0.1)
     with pytest.raises(InputError, match="no column 'path'"):
         foreign_images(table, Table(pd.DataFrame({"label": [1]})), 0.1)
+
+
+def test_foreign_images_of_a_table_with_another_root(tmp_path: Path) -> None:
+    (tmp_path / "foreign.csv").write_text("path\nx.png\ny.png\n")
+    table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["a", "b"]}))
+    source, root = str(tmp_path / "foreign.csv"), str(tmp_path / "elsewhere")
+    noisy = add_noise(table, NoiseSettings(foreign=source, foreign_fraction=1.0, foreign_root=root))
+    assert {Path(path).parent for path in noisy.paths} == {Path(root)}

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from vicinal.data import DataSettings, Table
 from vicinal.data.dataset import load_dataset
-from vicinal.data.splits import (
-    class_folds,
-    hold_out_images,
-    order_classes,
-    shared_classes,
-    splits_by_fraction,
-)
+from vicinal.data.splits import class_folds, hold_out_images, order_classes, shared_classes, splits_by_fraction
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 

@@ -50,7 +50,7 @@ def test_the_fractions_of_noisy_labels_and_foreign_images_are_counted_if_known()
 
 
 FRAME = pd.DataFrame(
-    {"path": ["x/a.jpg", "x/b.jpg", "y/c.jpg"], "label": [1, 1, 2], "split": ["train", "train", "test"]},
+    {"path": ["x/a.jpg", "x/b.jpg", "y/c.jpg"], "label": [1, 1, 2], "split": ["train", "train", "test"]}
 )
 
 

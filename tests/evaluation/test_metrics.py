@@ -63,3 +63,19 @@ def test_bad_names() -> None:
     for name in ("precision@0", "mAP@7", "positives_recall@-1"):
         with pytest.raises(InputError, match=f"{name} is out of range with 6 gallery images; use k from 1 to 6"):
             metrics.metric_by_name(name, 6)
+
+
+def test_k_of_the_whole_gallery_is_the_full_ranking() -> None:
+    np.testing.assert_allclose(metrics.map_at_k(RANKS, 6), metrics.average_precision(RANKS))
+    np.testing.assert_array_equal(metrics.positives_recall_at_k(RANKS, 6), [1, 1, 1, 1, np.nan])
+    for k in range(1, 7):  # recall of Eq. (1) is at most recall@k, the hit rate
+        assert (metrics.positives_recall_at_k(RANKS, k) <= metrics.recall_at_k(RANKS, k))[:4].all()
+
+
+def test_first_positive_rank() -> None:
+    assert metrics.first_positive_rank(RANKS).tolist() == [1, 6, 2, 1, 0]
+
+
+def test_no_queries() -> None:
+    nothing = Ranks(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    assert metrics.map_at_r(nothing).shape == (0,)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.evaluation.cases import brute_force, lattice
 from vicinal.data.table import Table
-from vicinal.evaluation import evaluate
+from vicinal.evaluation import evaluate, evaluate_arrays
 from vicinal.utils.errors import InputError
 
 MORE = ("precision@3", "positives_recall@2", "mAP@2", "MRR")
@@ -131,3 +131,30 @@ def test_images_without_a_fine_positive_count_at_the_coarse_level(rows: int, see
     for name, values in alone.per_query.items():
         np.testing.assert_array_equal(both.per_query[f"coarse/{name}"], values)
         assert both.metrics[f"coarse/{name}"] == alone.metrics[name]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(6, 30), classes=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_a_gallery_twice_over_finds_the_same_first(rows: int, classes: int, seed: int) -> None:
+    """Each image has its copy right beside it: the first positive moves from rank r to 2 r - 1, all fractions stay."""
+    vectors, labels = lattice(rows, seed), np.random.default_rng(seed).integers(0, classes, rows)
+    labels[:2] = 0
+    once = evaluate_arrays(vectors[:2], labels[:2], vectors, labels, recall_at=[1])
+    twice = evaluate_arrays(vectors[:2], labels[:2], vectors.repeat(2, axis=0), labels.repeat(2), recall_at=[1])
+    assert twice.first_positive_ranks.tolist() == (2 * once.first_positive_ranks - 1).tolist()
+    assert twice.metrics["recall@1"] == once.metrics["recall@1"]
+    assert twice.metrics["R-precision"] == once.metrics["R-precision"]
+    assert twice.num_ties == 2 * once.num_ties
+
+
+@settings(max_examples=40, deadline=None)
+@given(labels=st.lists(st.integers(0, 4), min_size=3, max_size=25), kind=st.sampled_from([np.float16, np.float64]))
+def test_all_ties_rank_in_the_order_of_the_table(labels: list[int], kind: type) -> None:
+    labels[:2] = [0, 0]
+    result = evaluate(np.full((len(labels), 3), 0.3, kind), Table(pd.DataFrame({"label": labels})), [1])
+    others = [[other for place, other in enumerate(labels) if place != row] for row in range(len(labels))]
+    wanted = [1 + each.index(own) if own in each else 0 for own, each in zip(labels, others, strict=True)]
+    assert result.first_positive_ranks.tolist() == wanted
+    assert result.num_ties == sum(
+        each.count(own) for own, each in zip(labels, others, strict=True) if set(each) != {own}
+    )

@@ -21,8 +21,11 @@ from tests.losses.gradients import value_and_gradients
 from vicinal.cli.main import main
 from vicinal.losses import (
     BinLiftedLoss,
+    BinomialDevianceLoss,
+    CircleLoss,
     ContrastiveLoss,
     LiftedStructureLoss,
+    LiftedStructureStarLoss,
     MultiSimilarityLoss,
     NCALoss,
     PairLoss,
@@ -49,6 +52,9 @@ CASES = [
     _case(LiftedStructureLoss(), references.lifted_structure, pairs="both"),
     _case(BinLiftedLoss(), references.bin_lifted),
     _case(NCALoss(), references.nca, alpha=1.0),
+    _case(BinomialDevianceLoss(), references.binomial_deviance),
+    _case(LiftedStructureStarLoss(), references.lifted_structure_star),
+    _case(CircleLoss(scale=5), references.circle),
 ]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """What a loss is called with: `loss(*batch)`."""
+    """The arguments of a loss: `loss(*batch)`."""
 
     embeddings: Tensor
     labels: Tensor
@@ -21,6 +21,14 @@ class Batch(NamedTuple):
         """The same numbers in another type."""
         references = None if self.references is None else self.references.to(dtype)
         return self._replace(embeddings=self.embeddings.to(dtype), references=references)
+
+    def with_classes(self) -> Batch:
+        """The same batch with the labels 0, 1, 2, ..."""
+        if self.reference_labels is None:
+            return self._replace(labels=self.labels.unique(return_inverse=True)[1])
+        dense = torch.cat([self.labels, self.reference_labels]).unique(return_inverse=True)[1]
+        n = len(self.labels)
+        return self._replace(labels=dense[:n], reference_labels=dense[n:])
 
 
 def nasty_batches() -> dict[str, Batch]:

@@ -1,4 +1,4 @@
-"""All pair losses of the library, each beside its formula: what every test of this folder goes over."""
+"""All pair losses of the library, each beside its formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.losses import miner_references as by_hand
@@ -52,7 +51,7 @@ from vicinal.mining import (
 
 @dataclass(frozen=True)
 class Case:
-    """A loss with some arguments, and what it must equal.
+    """A loss with some arguments, and its reference.
 
     Attributes:
         kind: the loss's class.
@@ -78,20 +77,15 @@ class Case:
 
     def suited(self, batch: Batch) -> Batch:
         """The batch with the labels 0, 1, 2, ... where the loss has something for each class."""
-        if "num_classes" not in self.arguments:
-            return batch
-        labels = batch.labels if batch.reference_labels is None else torch.cat([batch.labels, batch.reference_labels])
-        dense = labels.unique(return_inverse=True)[1]
-        own, others = dense[: len(batch.labels)], dense[len(batch.labels) :]
-        return batch._replace(labels=own, reference_labels=None if batch.reference_labels is None else others)
+        return batch.with_classes() if "num_classes" in self.arguments else batch
 
     def values(self, batch: Batch, **more: Any) -> list[Tensor]:
-        """What the library computes, in the type of the batch: see :func:`value_and_gradients`."""
+        """Value and gradients by the library, in the type of the batch: see :func:`value_and_gradients`."""
         loss = self.loss(**more).to(batch.embeddings.dtype)
         return value_and_gradients(loss, self.suited(batch), list(loss.parameters()))
 
     def values_by_hand(self, batch: Batch) -> list[Tensor]:
-        """What the reference computes, in float64."""
+        """Value and gradients by the reference, in float64."""
         learned = dict(self.loss().double().named_parameters())
 
         def formula(*batch: Any) -> Tensor:
@@ -157,7 +151,7 @@ DEFAULTS: dict[str, Case] = {
     "triplet, hard": _mined(TripletLoss, references.triplet, "hardest"),
     "triplet, distance-weighted": _mined(TripletLoss, references.triplet, "distance-weighted"),
     "margin": Case(MarginLoss, references.margin, mined=by_hand.distance_weighted),
-    "margin, beta a class": Case(MarginLoss, references.margin, {"num_classes": 12, "nu": 0.1, "miner": None}),
+    "margin, beta per class": Case(MarginLoss, references.margin, {"num_classes": 12, "nu": 0.1, "miner": None}),
     "histogram": Case(HistogramLoss, references.histogram),
     "recall@k": Case(RecallAtKLoss, references.recall_at_k),
     "smooth AP": Case(SmoothAPLoss, references.smooth_ap),
@@ -256,7 +250,7 @@ CASES: dict[str, Case] = PATHS | {_name(case): case for case in _MINED}
 EACH: dict[str, Case] = DEFAULTS | {
     name: case for name, case in CASES.items() if case.kind is ContrastiveLoss and "miner" in case.arguments
 }
-"""Every loss and every miner once, for what neither reductions nor constants change."""
+"""Every loss and every miner once, for properties that neither reductions nor constants change."""
 
 TURNS = pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.slow), 3])
 """Every batch for each case, or quickly: a third of them."""

@@ -31,7 +31,7 @@ from vicinal.losses import (
 
 @dataclass(frozen=True)
 class CenterCase:
-    """A loss with some arguments, and what it must equal.
+    """A loss with some arguments, and its reference.
 
     Attributes:
         kind: the loss's class.
@@ -111,7 +111,7 @@ CASES: dict[str, CenterCase] = {
     ),
     "center loss": CenterCase(CenterLoss, partial(by_hand.center_loss, center_weight=0.5), {"center_weight": 0.5}),
 }
-"""A name is that of the loss, and what is not its default."""
+"""A name is that of the loss, and its arguments other than the defaults."""
 
 DEFAULTS = [name for name in CASES if ", " not in name]
 _WHOLE = (ClusterContrastLoss, CrossEntropyLoss, ProxyAnchorLoss, SoftTripleLoss)
@@ -119,11 +119,7 @@ SHARDED = [name for name, case in CASES.items() if not issubclass(case.kind, _WH
 """Those with the options `sharded` and `sample_rate`."""
 
 
-BATCHES = {
-    name: Batch(batch.embeddings, batch.labels.unique(return_inverse=True)[1])
-    for name, batch in nasty_batches().items()
-    if batch.references is None
-}
+BATCHES = {name: batch.with_classes() for name, batch in nasty_batches().items() if batch.references is None}
 """With labels 0, 1, 2, ..."""
 
 

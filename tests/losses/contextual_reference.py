@@ -1,4 +1,4 @@
-"""The contextual loss as its paper writes it: dense, cubic, in float64. What the library computes must equal this.
+"""The contextual loss as its paper writes it: dense, cubic, in float64: the library must compute the same.
 
 :func:`contextual_similarity` is Algorithm 1 line by line, with the variants of Table 5 beside the lines that they
 change, and autograd gives the gradient. :func:`loss_by_loops` is Eq. (1) to (5) in plain numbers. Nothing of the
@@ -13,11 +13,36 @@ import torch
 from torch import Tensor
 
 TIE = 1e-13
-"""Squared distances this close to a border are at it: what is equal may be rounded differently."""
+"""Squared distances this close to a border are at it: equal numbers may be rounded differently."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "step 1 only": {"intersection": False, "expansion": False},
+    "step 1 only, sigmoid": {"intersection": False, "expansion": False, "theta": "sigmoid"},
+    "without step 3": {"expansion": False},
+    "without step 2": {"intersection": False},
+    "min": {"conjunction": "min"},
+    "sigmoid": {"theta": "sigmoid"},
+    "sharp sigmoid": {"theta": "sigmoid", "temperature": 0.02},
+    "M+ only": {"complement": False},
+    "no stop-gradient": {"detach_sizes": False},
+    "no gradient of |R|": {"detach_expansion_size": True},
+    "corrected": {"correct_gradient": True},
+    "alpha": {"alpha": 1.5},
+    "M+ only, no stop-gradient": {"complement": False, "detach_sizes": False},
+    "M+ only, without step 3": {"complement": False, "expansion": False},
+    "without step 3, corrected": {"expansion": False, "correct_gradient": True},
+    "no size is constant, corrected": {"detach_sizes": False, "correct_gradient": True},
+    "min, M+ only, without step 3": {"conjunction": "min", "complement": False, "expansion": False},
+    "min, without step 2": {"conjunction": "min", "intersection": False},
+    "min, sigmoid": {"conjunction": "min", "theta": "sigmoid"},
+    "sigmoid, corrected": {"theta": "sigmoid", "correct_gradient": True},
+}
+"""Name -> the arguments of the loss: the paper's definition, and others."""
 
 
 def loss_of_labels(x: Tensor, labels: Tensor, k: int | None = None, **options: Any) -> Tensor:
-    """Eq. (5) of a batch; k is the number of samples a class unless given."""
+    """Eq. (5) of a batch; k is the number of samples per class unless given."""
     same = labels[:, None] == labels[None, :]
     sizes = same.sum(dim=1).unique().tolist()
     if k is None and len(x) > 0:

@@ -1,4 +1,4 @@
-"""Every pair loss written as in its paper: slow, in float64, pair by pair. What the library computes must equal this.
+"""Every pair loss written as in its paper: slow, in float64, pair by pair. The library must compute the same.
 
 A loss here is a function of anchors, each with the similarities of its pairs, and of the loss's constants, whose
 defaults are the papers'. Nothing of the library is used; autograd gives the gradients.
@@ -40,10 +40,11 @@ def anchors_of(batch: Batch, normalize: bool = True) -> list[Anchor]:
     labels = batch.labels.tolist()
     reference_labels = labels if batch.reference_labels is None else batch.reference_labels.tolist()
     offset = 0 if batch.references is None else batch.offset
-    columns = _normalized(references) if normalize else list(references)
+    rows, columns = (_normalized(x) if normalize else x for x in (batch.embeddings, references))
     anchors = []
-    for i, x in enumerate(_normalized(batch.embeddings) if normalize else batch.embeddings):
-        others = {j: (x * y).sum() for j, y in enumerate(columns) if offset is None or j != offset + i}
+    # Products of all pairs at once, each summed by itself, so that those of equal vectors are equal.
+    for i, similarities in enumerate((rows[:, None] * columns).sum(dim=2)):
+        others = {j: s for j, s in enumerate(similarities.unbind()) if offset is None or j != offset + i}
         anchors.append(
             Anchor(
                 positives={j: s for j, s in others.items() if reference_labels[j] == labels[i]},
@@ -56,8 +57,8 @@ def anchors_of(batch: Batch, normalize: bool = True) -> list[Anchor]:
     return anchors
 
 
-def _normalized(vectors: Tensor) -> list[Tensor]:
-    return [x / x.norm() if x.norm() > 0 else x / 1e-3 for x in vectors]
+def _normalized(vectors: Tensor) -> Tensor:
+    return torch.stack([x / x.norm() if x.norm() > 0 else x / 1e-3 for x in vectors])
 
 
 # Losses of single pairs -----------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def sup_ap(
 
 
 def fast_ap(anchors: list[Anchor], bins: int = 10, reduction: str = "contributing") -> Tensor:
-    """FastAP paper, over squared distances: the sum over their histogram of precision times what is found there."""
+    """FastAP paper, over squared distances: the sum over their histogram of precision times the positives there."""
 
     def average_precision(a: Anchor) -> Tensor:
         positives = _distance_histogram(list(a.positives.values()), bins)
@@ -369,7 +370,7 @@ def fast_ap(anchors: list[Anchor], bins: int = 10, reduction: str = "contributin
         total = _sum([])
         for r in range(bins + 1):
             found, others = _sum(positives[: r + 1]), _sum(negatives[: r + 1])
-            if found + others > 1e-9:  # of nothing there is no precision
+            if found + others > 1e-9:  # else the precision is not defined
                 total = total + positives[r] * found / (found + others)
         return total / len(a.positives)
 
@@ -382,7 +383,7 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
     centers = [1 - m * width for m in range(nodes)]
 
     def assigned(s: Tensor, m: int) -> Tensor:
-        return _share(s, centers[m], width)
+        return _fraction(s, centers[m], width)
 
     def average_precision(a: Anchor) -> Tensor:
         total = _sum([])
@@ -390,7 +391,7 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
             here = _sum(assigned(s, m) for s in a.positives.values())
             found = _sum(assigned(s, i) for s in a.positives.values() for i in range(m + 1))
             others = _sum(assigned(s, i) for s in a.negatives.values() for i in range(m + 1))
-            if found + others > 1e-9:  # of nothing there is no precision
+            if found + others > 1e-9:  # else the precision is not defined
                 total = total + found / (found + others) * here / len(a.positives)
         return total
 
@@ -400,10 +401,10 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
 def _distance_histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
     """How much of squared distances `2 - 2 s` is at each of bins + 1 nodes from 0 to 4, by linear interpolation."""
     width = 4 / bins
-    return [_sum(_share(s, (2 - r * width) / 2, width / 2) for s in similarities) for r in range(bins + 1)]
+    return [_sum(_fraction(s, (2 - r * width) / 2, width / 2) for s in similarities) for r in range(bins + 1)]
 
 
-def _share(s: Tensor, node: float, width: float) -> Tensor:
+def _fraction(s: Tensor, node: float, width: float) -> Tensor:
     """1 on the node, falling to 0 at a width from it. On a node the slope is that of its right side."""
     widths_away = round((s.item() - node) / width, 9)  # on a node also where rounding says it is just beside
     if -1 <= widths_away < 0:
@@ -452,7 +453,7 @@ def _sigmoid(x: Tensor, temperature: float) -> Tensor:
 
 
 def _differences(a: Anchor, x: int) -> list[Tensor]:
-    """What lies between the anchor's other similarities and that of its positive x."""
+    """The differences of the anchor's other similarities from that of its positive x."""
     return [s - a.positives[x] for j, s in (a.positives | a.negatives).items() if j != x]
 
 
@@ -464,7 +465,7 @@ def _one_less_mean(of_positive: Callable[[Anchor, int], Tensor]) -> Callable[[An
     return _if_positives(lambda a: 1 - _mean([of_positive(a, x) for x in a.positives]))
 
 
-# What is averaged over what -------------------------------------------------------------------------------------------
+# Sums and means ------------------------------------------------------------------------------------------------------
 
 
 def _sum(values: Iterable[Tensor]) -> Tensor:

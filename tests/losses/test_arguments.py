@@ -1,19 +1,31 @@
-"""What losses refuse: impossible arguments, each in one line with the class, the argument and the value."""
+"""Arguments that losses and miners refuse, each in one line with the class, the argument and the value."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
 
+from tests.losses.every_loss import DIM, KINDS
+from vicinal import mining
 from vicinal.losses import (
+    ArcFaceLoss,
     BinLiftedLoss,
     BinomialDevianceLoss,
     BlackboxAPLoss,
+    CenterBasedLoss,
+    CenterContrastiveLoss,
+    CenterLoss,
     CircleLoss,
+    ClusterContrastLoss,
+    ContextualLoss,
     ContrastiveLoss,
+    CosFaceLoss,
+    CrossEntropyLoss,
     FastAPLoss,
     HistogramLoss,
     LiftedStructureLoss,
@@ -22,23 +34,48 @@ from vicinal.losses import (
     MarginLoss,
     MultiSimilarityLoss,
     NCALoss,
+    NormSoftmaxLoss,
     NPairsLoss,
     NTXentLoss,
+    ProxyAnchorLoss,
+    ProxyNCALoss,
+    ProxyNCAPlusPlusLoss,
     RecallAtKLoss,
     RoadmapLoss,
+    SimilarityRegularizer,
     SmoothAPLoss,
     SoftBinAPLoss,
+    SoftTripleLoss,
     SupAPLoss,
     SupConLoss,
     TripletLoss,
+    WeightedSum,
 )
+from vicinal.memory import CrossBatchMemory
+from vicinal.mining import (
+    DistanceWeightedMiner,
+    EasyPositiveMiner,
+    HardestMiner,
+    Miner,
+    MultiSimilarityMiner,
+    SemiHardMiner,
+)
+from vicinal.mixing import SiMix
 from vicinal.utils.errors import InputError
+from vicinal.weighting import EqualWeights, LossWeights, WeightedPairLoss
 
 STEEP = (BinomialDevianceLoss, MultiSimilarityLoss, LiftedStructureStarLoss, BinLiftedLoss)
 NOT_POSITIVE = (0, -1.0, math.nan, math.inf)
 NOT_FINITE = (math.nan, math.inf)
 
-IMPOSSIBLE: list[tuple[type[Loss], str, object]] = [
+CENTER_BASED = [kind for kind in KINDS.values() if issubclass(kind, CenterBasedLoss)]
+FRACTIONS = (-0.1, 1.1, math.nan)
+SCALED = (NormSoftmaxLoss, CosFaceLoss, ArcFaceLoss, CenterContrastiveLoss, ClusterContrastLoss, ProxyNCALoss)
+SMOOTHED = (NormSoftmaxLoss, ArcFaceLoss, CenterContrastiveLoss, ClusterContrastLoss, CrossEntropyLoss, CenterLoss)
+SAMPLED = (NormSoftmaxLoss, CosFaceLoss, ArcFaceLoss, CenterContrastiveLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss)
+
+IMPOSSIBLE: list[tuple[type, str, object]] = [
+    # Pair losses.
     *((kind, name, value) for kind in STEEP for name in ("alpha", "beta") for value in NOT_POSITIVE),
     *((kind, "base", value) for kind in STEEP if kind is not LiftedStructureStarLoss for value in NOT_FINITE),
     *((kind, "scale", value) for kind in (CircleLoss, NPairsLoss, NCALoss) for value in NOT_POSITIVE),
@@ -67,16 +104,67 @@ IMPOSSIBLE: list[tuple[type[Loss], str, object]] = [
     (ContrastiveLoss, "reduction", "mean"),
     (MultiSimilarityLoss, "reduction", "pairs"),
     (NTXentLoss, "reduction", "violating"),
+    # Center-based losses.
+    *((kind, name, value) for kind in CENTER_BASED for name in ("num_classes", "dim") for value in (0, -1, 2.5)),
+    *((kind, "scale", value) for kind in (*SCALED, SoftTripleLoss) for value in NOT_POSITIVE),
+    *((kind, "label_smoothing", value) for kind in SMOOTHED for value in FRACTIONS),
+    *((kind, "sample_rate", value) for kind in SAMPLED for value in (0.0, *FRACTIONS)),
+    *((kind, "seed", value) for kind in SAMPLED for value in (-1, 0.5)),
+    *((kind, "margin", value) for kind in (CosFaceLoss, ProxyAnchorLoss, SoftTripleLoss) for value in NOT_FINITE),
+    *((ArcFaceLoss, "margin", value) for value in (-0.1, 3.2)),
+    *((kind, "center_weight", value) for kind in (CenterContrastiveLoss, CenterLoss) for value in (-0.1, *NOT_FINITE)),
+    *((ClusterContrastLoss, "momentum", value) for value in FRACTIONS),
+    *((ProxyNCAPlusPlusLoss, "temperature", value) for value in NOT_POSITIVE),
+    *((ProxyAnchorLoss, "alpha", value) for value in NOT_POSITIVE),
+    *((SoftTripleLoss, "gamma", value) for value in NOT_POSITIVE),
+    *((SoftTripleLoss, "regularizer", value) for value in (-0.1, *NOT_FINITE)),
+    (SoftTripleLoss, "centers_per_class", 0),
+    # The contextual loss and its regularizer.
+    *((ContextualLoss, "k", value) for value in (1, 0, -4, 2.0, 2.5, True)),
+    *((ContextualLoss, "epsilon", value) for value in (-0.1, *NOT_FINITE)),
+    *((ContextualLoss, name, value) for name in ("alpha", "temperature") for value in NOT_POSITIVE),
+    *((ContextualLoss, "theta", value) for value in ("heaviside", None)),
+    *((ContextualLoss, "conjunction", value) for value in ("max", None)),
+    *((SimilarityRegularizer, "target", value) for value in NOT_FINITE),
+    # Miners, and wrappers of a loss.
+    *((MultiSimilarityMiner, "epsilon", value) for value in NOT_FINITE),
+    *((HardestMiner, name, value) for name in ("num_positives", "num_negatives") for value in (0, -1, 1.5)),
+    (EasyPositiveMiner, "num_positives", 0),
+    *((SemiHardMiner, "margin", value) for value in (0.0, math.nan)),
+    (DistanceWeightedMiner, "num_samples", 0),
+    (DistanceWeightedMiner, "seed", -1),
+    *((DistanceWeightedMiner, "cutoff", value) for value in (0.0, 1.5, math.nan)),
+    *((CrossBatchMemory, "size", value) for value in (0, -1)),
+    (CrossBatchMemory, "warmup", -1),
+    *((SiMix, "virtual_per_class", value) for value in (0, 1.5)),
+    *((SiMix, "seed", value) for value in (-1, 1.5)),
 ]
+NEEDED: dict[str, Any] = {
+    "loss": ContrastiveLoss(),
+    "size": 10,
+    "rule": EqualWeights(),
+    "losses": [ContrastiveLoss()],
+    "weights": [1.0],
+    "miners": [HardestMiner()],
+    "first": HardestMiner(),
+    "second": HardestMiner(),
+}
+
+
+def needed_by(kind: type) -> dict[str, Any]:
+    """The arguments without which a class cannot be created."""
+    parameters = inspect.signature(kind).parameters
+    return {key: NEEDED[key] for key, each in parameters.items() if each.default is each.empty}
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in IMPOSSIBLE}, key=lambda kind: kind.__name__))
-def test_impossible_arguments(kind: type[Loss]) -> None:
+def test_impossible_arguments(kind: type) -> None:
     for name, value in [(name, value) for of, name, value in IMPOSSIBLE if of is kind]:
         with pytest.raises(InputError) as error:
-            kind(**{name: value})
+            kind(**{**needed_by(kind), name: value})
         message = str(error.value)
-        assert message.startswith(f"{kind.__name__}: {name} = {value!r}")
+        assert message.startswith(f"{kind.__name__}: {name} = {value!r} ")
+        assert "must " in message
         assert "\n" not in message
 
 
@@ -100,3 +188,29 @@ def test_a_beta_a_class_needs_labels_that_are_classes() -> None:
     with pytest.raises(InputError, match="needs one int label per embedding"):
         loss(x, positive=torch.eye(3, dtype=torch.bool))
     assert loss(x, torch.tensor([0, 1, 2])).isfinite()
+
+
+X = torch.randn(8, DIM, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(8) // 2
+NUMBERS = [10**400, 1e400, math.nan, -1, 0.5, 2.5, 10**30, 1e300, 1e-300]
+VALUES = ["x", [1], {}, None, True, torch.ones(1), object, *NUMBERS]
+MINERS = [kind for kind in vars(mining).values() if inspect.isclass(kind) and issubclass(kind, Miner)]
+OTHERS = [CrossBatchMemory, SiMix, WeightedPairLoss, LossWeights, WeightedSum]
+CLASSES: dict[str, type] = KINDS | {kind.__name__: kind for kind in MINERS + OTHERS if not inspect.isabstract(kind)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_arguments_are_refused_or_give_a_finite_loss(name: str) -> None:
+    kind = CLASSES[name]
+    needed = {"num_classes": 4, "dim": DIM} if issubclass(kind, CenterBasedLoss) else needed_by(kind)
+    messages = []
+    for key in inspect.signature(kind).parameters:
+        for value in VALUES:
+            try:
+                made = kind(**{**needed, key: value})
+                result = made(X, Y) if isinstance(made, Loss) else torch.zeros(())
+            except InputError as error:
+                messages.append(str(error))
+            else:
+                assert result.isfinite(), (key, value)
+    assert all(len(message) < 300 and "\n" not in message for message in messages)

@@ -48,7 +48,7 @@ def test_a_step_holds_tiles_and_gradients(case: str, monkeypatch: pytest.MonkeyP
     gradients = sum(parameter.nbytes for parameter in loss.parameters())
     assert peak <= gradients + TILES
     assert peak < n * len(loss.centers) * 4
-    # Of each center its length, and of the regulariser of several centers a class their distances.
+    # The norm of each center; for the regularizer of several centers per class their distances.
     assert kept <= (4 if case.startswith("SoftTriple") else 1) * gradients + 4 * len(loss.centers) + MEGABYTE
     assert largest_allocation(lambda: loss(x, labels)) <= max(largest_parameter(loss), 5 * MEGABYTE)
 

@@ -5,37 +5,34 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.losses.batches import nasty_batches
-from tests.losses.cases import DEFAULTS
+from tests.losses import cases, center_cases
+from tests.losses.every_loss import BATCHES, PATHS
 from tests.losses.gradients import value_and_gradients
-from vicinal.losses import ContextualLoss, ContrastiveLoss, RoadmapLoss
+from vicinal.losses import ContextualLoss, ContrastiveLoss
 
-BATCHES = nasty_batches()
+WHOLE = [
+    *((name, "singletons") for name in (*cases.DEFAULTS, *center_cases.DEFAULTS)),
+    *((name, "singletons") for name in ("CCL, stopped", "SoftTriple, 2", "cross-entropy, smoothed", "ROADMAP")),
+    *((name, "one class") for name in ("NormSoftmax", "CCL", "ProxyAnchor")),
+    ("NT-Xent", "references lack a class"),
+    ("margin", "duplicates"),
+]
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "batch"),
-    [*((case, "singletons") for case in DEFAULTS), ("NT-Xent", "references lack a class"), ("margin", "duplicates")],
-)
-def test_compiles_whole(case: str, batch: str) -> None:
-    suited = DEFAULTS[case].suited(BATCHES[batch]).to(torch.float32)
-    loss = DEFAULTS[case].loss()
-    compiled = torch.compile(loss, fullgraph=True)
-    got = value_and_gradients(compiled, suited, list(loss.parameters()))
-    for buffer in loss.buffers():  # the number of the call, which random miners draw from
-        buffer.zero_()
-    expected = value_and_gradients(loss, suited, list(loss.parameters()))
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3 if batch == "duplicates" else 1e-6)
-
-
-@pytest.mark.slow
-def test_a_sum_of_losses_compiles_whole() -> None:
-    batch, loss = BATCHES["singletons"].to(torch.float32), RoadmapLoss()
-    got = value_and_gradients(torch.compile(loss, fullgraph=True), batch)
-    torch.testing.assert_close(got, value_and_gradients(loss, batch), rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize(("name", "batch"), WHOLE)
+def test_compiles_whole(name: str, batch: str) -> None:
+    suited = BATCHES[batch].to(torch.float32)
+    classes = 1 if batch == "one class" else 7
+    loss, plain = (PATHS[name](classes, suited.embeddings.shape[1]) for _ in range(2))
+    got = value_and_gradients(torch.compile(loss, fullgraph=True), suited, list(loss.parameters()))
+    expected = value_and_gradients(plain, suited, list(plain.parameters()))
+    atol = 1e-5 if name in center_cases.CASES else 1e-3 if batch == "duplicates" else 1e-6
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=atol)
+    for key, tensor in plain.state_dict().items():  # cluster contrast moves its centers
+        torch.testing.assert_close(loss.state_dict()[key], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.losses.batches import LOOSE_DISTANCES, nasty_batches
-from tests.losses.cases import CASES, DEFAULTS, TURNS, in_turn
+from tests.losses.batches import LOOSE_DISTANCES, nasty_batches, realistic_batch
+from tests.losses.cases import CASES, DEFAULTS, PATHS, TURNS, in_turn
+from tests.losses.gradients import assert_near
 from vicinal.losses import BlackboxAPLoss, CircleLoss, MarginLoss
 
 BATCHES = nasty_batches()
@@ -18,15 +21,16 @@ OTHER_GRADIENT = CircleLoss, BlackboxAPLoss
 @TURNS
 @pytest.mark.parametrize("case", CASES)
 def test_value_and_gradients_are_the_formulas(case: str, turns: int) -> None:
-    """On every batch; those of many classes are left to the losses with their default arguments."""
+    """On every batch, whole and in tiles; many classes are left to the losses with their default arguments."""
     for name, batch in in_turn(BATCHES, case, turns).items():
         if name == "many classes" and case not in DEFAULTS:
             continue
-        loose = CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES
-        got, expected = CASES[case].values(batch), CASES[case].values_by_hand(batch)
-        torch.testing.assert_close(
-            got, expected, rtol=1e-9, atol=1e-6 if loose else 1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        loose = 1e-6 if CASES[case].kind is MarginLoss and name in LOOSE_DISTANCES else 0.0
+        close = partial(torch.testing.assert_close, msg=lambda text, name=name: f"{name}: {text}")
+        got = CASES[case].values(batch)
+        close(got, CASES[case].values_by_hand(batch), rtol=1e-9, atol=loose or 1e-12)
+        for tile_rows in (1, 2, 5) if case in DEFAULTS else (2,):
+            close(CASES[case].values(batch, tile_rows=tile_rows), got, rtol=1e-12, atol=loose or 1e-14)
 
 
 @pytest.mark.parametrize("case", [name for name, case in DEFAULTS.items() if case.kind not in OTHER_GRADIENT])
@@ -38,3 +42,15 @@ def test_gradient_is_that_of_the_value(case: str) -> None:
         return DEFAULTS[case].loss(tile_rows=4).double()(x, batch.labels)
 
     assert torch.autograd.gradcheck(loss, batch.embeddings.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_float32_agrees_with_float64(case: str) -> None:
+    batch = realistic_batch()
+    if "num_classes" in PATHS[case].arguments:
+        batch = batch._replace(labels=batch.labels % 12)
+    double = PATHS[case].values(batch)
+    for tile_rows in (None, 7):
+        single = PATHS[case].values(batch.to(torch.float32), tile_rows=tile_rows)
+        assert all(tensor.dtype == torch.float32 for tensor in single)
+        assert_near(single, double, 1e-5)

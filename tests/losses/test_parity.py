@@ -141,8 +141,8 @@ def squares(classes: int, centers_per_class: int) -> Batch:
     return Batch(centers[labels] + torch.randn(len(labels), 16, generator=generator), labels)
 
 
-def with_twins(loss: Callable[..., Tensor]) -> Peer:
-    """The batch as references that no anchor is among: each finds its twin, which is a positive of similarity 1."""
+def with_itself(loss: Callable[..., Tensor]) -> Peer:
+    """The batch as references that no anchor is among: each finds itself, a positive of similarity 1."""
     return lambda x, labels: loss(x, labels, x, labels)
 
 
@@ -151,7 +151,7 @@ def with_twins(loss: Callable[..., Tensor]) -> Peer:
 def test_same_smooth_ap(side: int, temperature: float) -> None:
     """Theirs is right where there are as many classes as samples of each, class by class, and has the query among its
     own positives."""
-    ours, peer = with_twins(SmoothAPLoss(temperature)), peers.SmoothAPLoss(temperature)
+    ours, peer = with_itself(SmoothAPLoss(temperature)), peers.SmoothAPLoss(temperature)
     assert_equal(ours, peer, squares(side, side))
 
 

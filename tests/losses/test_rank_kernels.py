@@ -1,4 +1,4 @@
-"""The Triton kernels against their PyTorch twins, in Triton's interpreter."""
+"""The Triton kernels against PyTorch operations, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import Batch, nasty_batches
-from vicinal.losses import (
-    Loss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SupAPLoss,
-    TripletLoss,
-    soft_ranks,
-    triplets,
-)
+from vicinal.losses import Loss, RecallAtKLoss, SmoothAPLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
 from vicinal.mining import MultiSimilarityMiner
 from vicinal.mixing import SiMix
 from vicinal.utils import devices
@@ -40,7 +32,6 @@ STEPS = {"exact": (0.0, math.inf, 0.0), "sigmoid": (0.05, math.inf, 0.0), "upper
 
 
 BATCHES = {name: batch.to(torch.float32) for name, batch in nasty_batches().items()}
-IN_FULL = ("triplets",)
 FEW = ("shuffled", "duplicates", "one class", "references around the batch")  # as interpreted kernels are slow
 
 
@@ -63,7 +54,7 @@ def ragged(rows: int, columns: int, padding: float, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("p", "q"), [(1, 1), (3, 20), (11, 70)])
-def test_counts_and_gradients_are_those_of_the_twin(step: str, p: int, q: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_and_gradients_are_those_of_pytorch(step: str, p: int, q: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "MAX_POSITIVES", 4)  # so that there are several parts of few positives,
     monkeypatch.setattr(devices, "MAX_PAIRS", 128)  # and several blocks of similarities
     thresholds, values = ragged(5, p, math.inf, 0), ragged(5, q, -math.inf, 1)
@@ -76,9 +67,14 @@ def test_counts_and_gradients_are_those_of_the_twin(step: str, p: int, q: int, m
         torch.testing.assert_close(getattr(rank_kernels, name)(*arguments), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses_with_kernels_are_those_without(name: str, request: pytest.FixtureRequest) -> None:
-    batches = {each: batch for each, batch in BATCHES.items() if each in FEW or name in IN_FULL}
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [*((name, FEW) for name in LOSSES), pytest.param("triplets", tuple(BATCHES), marks=pytest.mark.slow)],
+)
+def test_losses_with_kernels_are_those_without(
+    name: str, names: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    batches = {each: BATCHES[each] for each in names}
     expected = {each: value_and_gradient(LOSSES[name](), batch) for each, batch in batches.items()}
     request.getfixturevalue("with_kernels")
     for each, batch in batches.items():

@@ -1,4 +1,4 @@
-"""The compiled loops of a CPU against their PyTorch twins, which compute all differences."""
+"""The compiled loops of a CPU against PyTorch operations on all differences."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ def ragged(columns: int, padding: float, seed: int) -> Tensor:
     return values
 
 
-def twin(name: str, *arguments: object) -> object:
-    """What PyTorch operations compute, in float64."""
+def by_pytorch(name: str, *arguments: object) -> object:
+    """The result of PyTorch operations, in float64."""
     exact = (x.double() if isinstance(x, Tensor) else x for x in arguments)
     return getattr(soft_ranks, f"_{name}")._init_fn(*exact)
 
 
 @pytest.mark.parametrize("size", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("step", STEPS)
-def test_counts_and_gradients_are_those_of_the_twin(step: str, size: tuple[int, int]) -> None:
+def test_counts_and_gradients_are_those_of_pytorch(step: str, size: tuple[int, int]) -> None:
     thresholds, values = ragged(size[0], math.inf, 0), ragged(size[1], -math.inf, 1)
     upstream = torch.randn(6, size[0], generator=torch.Generator().manual_seed(2))
     counts = rank_loops.count_above(thresholds, values, *STEPS[step])
-    expected = twin("count_above", thresholds, values, *STEPS[step])
+    expected = by_pytorch("count_above", thresholds, values, *STEPS[step])
     torch.testing.assert_close(counts.double(), expected, rtol=2e-5, atol=1e-9)
     assert not counts[thresholds == math.inf].any()
     if STEPS[step][0] < 1e-3:
         return
     gradients = rank_loops.count_above_backward(upstream, thresholds, values, *STEPS[step])
-    by_twin = twin("count_above_backward", upstream, thresholds, values, *STEPS[step])
-    for got, expected in zip(gradients, by_twin, strict=True):
+    expected_gradients = by_pytorch("count_above_backward", upstream, thresholds, values, *STEPS[step])
+    for got, expected in zip(gradients, expected_gradients, strict=True):
         assert (got.double() - expected).norm() <= 1e-5 * expected.norm()
     assert not gradients[0][thresholds == math.inf].any()
     assert not gradients[1][values == -math.inf].any()
 
 
-def test_thresholds_above_are_those_of_the_twin() -> None:
+def test_thresholds_above_are_those_of_pytorch() -> None:
     thresholds, values = ragged(9, math.inf, 0), ragged(50, -math.inf, 1)
     values[:, :9] = thresholds.where(thresholds < math.inf, 0.0)  # ties
     tolerance = 16 * torch.finfo(torch.float32).eps
@@ -67,7 +67,7 @@ def test_counts_far_below_keep_their_digits() -> None:
     thresholds = torch.linspace(0.6, 0.9, 40)[None]
     values = 0.1 * torch.randn(1, 2000, generator=torch.Generator().manual_seed(0)).clamp(-4, 4)
     counts = rank_loops.count_above(thresholds, values, *STEPS["sharp"])
-    expected = twin("count_above", thresholds, values, *STEPS["sharp"])
+    expected = by_pytorch("count_above", thresholds, values, *STEPS["sharp"])
     is_felt = expected > 1e-9
     assert is_felt.any()
     assert expected[is_felt].min() < 1e-7

@@ -1,4 +1,4 @@
-"""Smooth and exact counts of what lies above, against all differences at once, differentiated by autograd."""
+"""Smooth and exact counts of the similarities above, against all differences at once, differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_sum_of_steps_of_all_differences(step: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("step", STEPS)
-def test_what_is_none_counts_nothing_and_has_no_gradient(step: str, dtype: torch.dtype) -> None:
-    """Exactly, so that what is not a pair has no weight."""
+def test_padding_is_not_counted_and_has_no_gradient(step: str, dtype: torch.dtype) -> None:
+    """Exactly, so that padding has no weight."""
     points, others = some_points().to(dtype), some_others().to(dtype)
     assert not count_above(points, others, **STEPS[step])[points == math.inf].any()
     assert not count_above(points[4:5], others[4:5], **STEPS[step]).any()

@@ -1,4 +1,4 @@
-"""Products of losses in TF32: none are, whatever torch's settings allow, and what they would change if they were."""
+"""No product of a loss is in TF32, whatever torch's settings allow; how much TF32 would change the gradients."""
 
 from __future__ import annotations
 
@@ -10,43 +10,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vicinal.losses import (
-    ArcFaceLoss,
-    CenterContrastiveLoss,
-    ContextualLoss,
-    ContrastiveLoss,
-    LiftedStructureLoss,
-    Loss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NormSoftmaxLoss,
-    NTXentLoss,
-    ProxyAnchorLoss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SoftTripleLoss,
-    TripletLoss,
-)
+from vicinal import losses
 from vicinal.mixing import SiMix
 
 CLASSES, DIM = 32, 64
 
-LOSSES: dict[str, Callable[[], Loss]] = {
-    "contrastive": lambda: ContrastiveLoss(negative_margin=0.2),
-    "triplet": TripletLoss,
-    "margin": MarginLoss,
-    "multi-similarity": MultiSimilarityLoss,
-    "lifted structure": LiftedStructureLoss,
-    "NT-Xent": NTXentLoss,
-    "recall@k": lambda: RecallAtKLoss(k=[1, 2, 4, 8]),
-    "SiMix": lambda: SiMix(RecallAtKLoss(k=[1, 2, 4, 8])),
-    "smooth AP": SmoothAPLoss,
-    "contextual": ContextualLoss,
-    "normalized softmax": lambda: NormSoftmaxLoss(CLASSES, DIM),
-    "ArcFace": lambda: ArcFaceLoss(CLASSES, DIM),
-    "proxy anchor": lambda: ProxyAnchorLoss(CLASSES, DIM),
-    "center contrastive": lambda: CenterContrastiveLoss(CLASSES, DIM),
-    "soft triple": lambda: SoftTripleLoss(CLASSES, DIM),
+LOSSES: dict[str, Callable[[], losses.Loss]] = {
+    "contrastive": lambda: losses.ContrastiveLoss(negative_margin=0.2),
+    "triplet": losses.TripletLoss,
+    "margin": losses.MarginLoss,
+    "multi-similarity": losses.MultiSimilarityLoss,
+    "lifted structure": losses.LiftedStructureLoss,
+    "NT-Xent": losses.NTXentLoss,
+    "recall@k": lambda: losses.RecallAtKLoss(k=[1, 2, 4, 8]),
+    "SiMix": lambda: SiMix(losses.RecallAtKLoss(k=[1, 2, 4, 8])),
+    "smooth AP": losses.SmoothAPLoss,
+    "contextual": losses.ContextualLoss,
+    "normalized softmax": lambda: losses.NormSoftmaxLoss(CLASSES, DIM),
+    "ArcFace": lambda: losses.ArcFaceLoss(CLASSES, DIM),
+    "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, DIM),
+    "center contrastive": lambda: losses.CenterContrastiveLoss(CLASSES, DIM),
+    "soft triple": lambda: losses.SoftTripleLoss(CLASSES, DIM),
 }
 BOUNDS = {
     **dict.fromkeys(("multi-similarity", "lifted structure", "NT-Xent", "normalized softmax"), 0.001),
@@ -96,7 +80,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return centers[labels] + 1.2 * torch.randn(len(labels), DIM, generator=generator), labels
 
 
-def gradient(create: Callable[[], Loss]) -> Tensor:
+def gradient(create: Callable[[], losses.Loss]) -> Tensor:
     torch.manual_seed(0)
     loss, (embeddings, labels) = create(), batch()
     embeddings.requires_grad_()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import Tensor
@@ -44,36 +42,6 @@ def test_it_is_bounded_and_not_zero(name: str) -> None:
         for length in (0.0, 1e-7):
             first = torch.full((DIM,), length)
             assert gradient(EVERY_LOSS[name](), first, dtype, autocast).norm() < BOUND, (dtype, length)
-
-
-def compiled_and_not(loss: Loss) -> list[Tensor]:
-    torch._dynamo.reset()
-    compiled = torch.compile(deepcopy(loss), fullgraph=True)  # a copy, as random miners count calls
-    first = torch.zeros(DIM)
-    return [gradient(each, first, torch.float32) for each in (compiled, loss)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EVERY_LOSS if name not in ("ContextualLoss", "SiMix")])
-def test_it_is_the_same_compiled(name: str) -> None:
-    torch.manual_seed(0)
-    loss = EVERY_LOSS[name]().eval()
-    compiled, expected = compiled_and_not(loss)
-    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-3)
-    assert compiled.norm() < BOUND
-
-
-@pytest.mark.parametrize("name", EVERY_LOSS)
-def test_very_long_embeddings_give_finite_values_and_gradients(name: str) -> None:
-    torch.manual_seed(0)
-    for length in (1e12, 3e38):
-        loss, x = EVERY_LOSS[name](), torch.randn(16, DIM).sign() * length
-        x.requires_grad_()
-        value = loss(x, LABELS)
-        value.backward()
-        assert x.grad is not None
-        for tensor in (value, x.grad, *(p.grad for p in loss.parameters() if p.grad is not None)):
-            assert tensor.isfinite().all(), length
 
 
 def test_ordinary_embeddings_are_not_changed_by_the_limit_of_entries() -> None:

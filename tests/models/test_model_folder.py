@@ -208,8 +208,7 @@ def test_hostile_configs(folder, values, message):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[]", b"{}", b'{"format": "vicinal-embedder"}'],
+    "text", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b"null", b"[]", b"{}", b'{"format": "vicinal-embedder"}']
 )
 def test_configs_that_are_none(folder, text):
     (folder / "config.json").write_bytes(text)

@@ -81,25 +81,15 @@ def test_a_new_refiner_is_the_identity(dtype: torch.dtype) -> None:
 
 
 def test_number_of_parameters() -> None:
-    counts = {
-        name: sum(parameter.numel() for parameter in ContextRefiner(512, **settings).parameters())
-        for name, settings in {
-            "paper": PAPER,
-            "defaults": {},
-            "wide": {**PAPER, "inner_ratio": 1.5},
-            "mlp": {**PAPER, "mlp_ratio": 1.0},
-            "tied": {**PAPER, "tie_weights": True},
-        }.items()
-    }
-    matrix = 512**2
-    assert counts == {
-        "paper": 32 * matrix,
-        "defaults": 32 * matrix + 8 * 3,  # gate, temperature, null neighbor
-        "wide": 48 * matrix,  # 12.6 million
-        "mlp": 48 * matrix,
-        "tied": 4 * matrix,
-    }
-    assert [len(list(ContextRefiner(12, depth, 3, **PAPER).parameters())) for depth in (1, 5)] == [4, 20]
+    for settings, matrices, more in (
+        (PAPER, 32, 0),
+        ({}, 32, 8 * 3),  # gate, temperature, null neighbor
+        ({**PAPER, "inner_ratio": 1.5}, 48, 0),  # 12.6 million
+        ({**PAPER, "mlp_ratio": 1.0}, 48, 0),
+        ({**PAPER, "tie_weights": True}, 4, 0),
+    ):
+        refiner = ContextRefiner(512, **settings)
+        assert sum(parameter.numel() for parameter in refiner.parameters()) == matrices * 512**2 + more, settings
 
 
 @pytest.mark.parametrize("num_heads", [1, 2])
@@ -183,19 +173,6 @@ def test_the_output_of_any_depth() -> None:
                 assert refiner.truncate(depth).depth == depth
         assert torch.equal(refiner(embeddings, context, mask=given), seen[-1])
         assert (seen[1:] - seen[:-1]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has its own say
-
-
-def test_a_truncated_refiner_shares_weights_and_mode() -> None:
-    refiner = trained(8, 3, 2, dropout=0.5)
-    assert not refiner.truncate(2).training
-    truncated = refiner.train().truncate(2)
-    assert truncated.training
-    assert (truncated.num_heads, truncated.neighbors, truncated.dropout) == (
-        refiner.num_heads,
-        refiner.neighbors,
-        refiner.dropout,
-    )
-    assert [id(p) for p in truncated.parameters()] == [id(p) for p in refiner.parameters()][:8]
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -286,19 +263,6 @@ def test_half_precision_is_finite_and_near(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_weights_come_from_the_seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    first = ContextRefiner(16, 2, 4, **PAPER)
-    torch.manual_seed(seed)
-    second = ContextRefiner(16, 2, 4, **PAPER)
-    torch.manual_seed(seed + 1)
-    third = ContextRefiner(16, 2, 4, **PAPER)
-    assert torch.equal(first.blocks[1].query, second.blocks[1].query)
-    assert not torch.equal(first.blocks[1].query, third.blocks[1].query)
-    assert not torch.equal(first.blocks[0].query, first.blocks[1].query)  # each block its own
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("with_mask", [True, False])
@@ -317,16 +281,10 @@ def test_compiles_whole(with_mask: bool) -> None:
     ("arguments", "message"),
     [
         ({"dim": 0}, "ContextRefiner: dim = 0 must be at least 1"),
-        ({"depth": 0}, "ContextRefiner: depth = 0 must be at least 1"),
         ({"depth": 2.5}, "ContextRefiner: depth = 2.5 must be at least 1, a whole number"),
-        ({"num_heads": 0}, "ContextRefiner: num_heads = 0 must be at least 1"),
         ({"num_heads": 3}, "ContextRefiner: num_heads = 3 must divide dim = 8"),
         ({"neighbors": -1}, "ContextRefiner: neighbors = -1 must be a whole number from 0 up"),
-        ({"neighbors": 2.5}, "ContextRefiner: neighbors = 2.5 must be a whole number from 0 up"),
-        ({"neighbors": True}, "ContextRefiner: neighbors = True must be a whole number from 0 up"),
         ({"dropout": 1.0}, "ContextRefiner: dropout = 1.0 must be from 0 to below 1"),
-        ({"dropout": -0.1}, "ContextRefiner: dropout = -0.1 must be from 0 to below 1"),
-        ({"dropout": math.nan}, "ContextRefiner: dropout = nan must be from 0 to below 1"),
         ({"context": "all"}, "ContextRefiner: context = 'all' must be neighbors or self"),
         ({"attention_start": "zero"}, "ContextRefiner: attention_start = 'zero' must be similarity or random"),
         ({"temperature": 0}, "ContextRefiner: temperature = 0 must be from 1e-6 to 1e6"),
@@ -349,12 +307,7 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     ("embeddings", "context", "more", "message"),
     [
         ((5, 7), (5, 3, 8), {}, "embeddings [5, 7] and context [5, 3, 8] must be [n, 8] and [n, k, 8]"),
-        ((5, 8), (5, 3, 7), {}, "embeddings [5, 8] and context [5, 3, 7] must be [n, 8] and [n, k, 8]"),
-        ((5, 8), (4, 3, 8), {}, "embeddings [5, 8] and context [4, 3, 8] must be [n, 8] and [n, k, 8]"),
-        ((5, 8), (5, 8), {}, "embeddings [5, 8] and context [5, 8] must be [n, 8] and [n, k, 8]"),
-        ((8,), (5, 3, 8), {}, "embeddings [8] and context [5, 3, 8] must be [n, 8] and [n, k, 8]"),
         ((5, 8), (5, 3, 8), {"depth": 3}, "depth = 3 is out of range; use 0 to 2"),
-        ((5, 8), (5, 3, 8), {"depth": -1}, "depth = -1 is out of range; use 0 to 2"),
         (
             (5, 8),
             (5, 3, 8),

@@ -151,6 +151,14 @@ def test_published_files_are_downloaded_once(tmp_path, cache, capsys):
     assert torch.equal(download_weights(url)["a"], torch.ones(2))
 
 
+def test_a_download_with_another_hash_is_refused(tmp_path, cache):
+    torch.save({"a": torch.ones(2)}, tmp_path / "weights-0123abcd.pth")
+    with pytest.raises(InputError, match=r"could not be fetched and loaded \(invalid hash value") as error:
+        download_weights((tmp_path / "weights-0123abcd.pth").as_uri())
+    assert "\n" not in str(error.value)
+    assert not any(cache.iterdir())
+
+
 def test_initializations_that_timm_does_not_have_are_downloaded(tmp_path, cache, monkeypatch):
     network = randomize(ClipVision())
     cache.mkdir(parents=True)
@@ -171,3 +179,12 @@ def test_a_failed_download_says_what_to_do(cache, monkeypatch, capsys, name):
         create_backbone(name, True)
     assert "\n" not in str(error.value)
     assert capsys.readouterr().out == ""
+
+
+def test_weights_of_grayscale_images_are_loaded_without_a_warning(tmp_path, caplog):
+    trained = create_backbone("test_resnet", pretrained=False, channels=1)
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    backbone = create_backbone("test_resnet", pretrained=tmp_path / "weights.pth", channels=1)
+    images = torch.rand(2, 1, 32, 32)
+    assert torch.equal(backbone.eval()(images), trained.eval()(images))
+    assert not caplog.records  # timm takes weights for those of color images unless it is told

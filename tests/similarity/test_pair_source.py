@@ -1,4 +1,4 @@
-"""What is compared with what: vectors of length 1, and which pairs are positive and negative."""
+"""Vectors of length 1, and which pairs of them are positive and negative."""
 
 from __future__ import annotations
 
@@ -64,11 +64,7 @@ def test_compiled_and_uncompiled_normalization_agree(length: float) -> None:
 
 INF = math.inf
 ROWS = Rows(
-    torch.tensor([[0.9, 0.2, INF], [INF, INF, INF]]),
-    torch.tensor([[-INF, -0.5], [0.1, 0.7]]),
-    None,
-    torch.arange(2),
-    4,
+    torch.tensor([[0.9, 0.2, INF], [INF, INF, INF]]), torch.tensor([[-INF, -0.5], [0.1, 0.7]]), None, torch.arange(2), 4
 )
 
 
@@ -192,6 +188,27 @@ SAME = {"relation": lambda a, b: a[:, None] == b}
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
+        ((X.tolist(), LABELS), {}, "^embeddings must be a tensor, not list; convert it"),
+        ((X.numpy(), LABELS), {}, "^embeddings must be a tensor, not ndarray"),
+        ((None, LABELS), {}, "^embeddings must be a tensor, not NoneType"),
+        ((X.to(torch.complex64), LABELS), {}, r"^embeddings must be float \[n, d\]"),
+        ((X.to_sparse(), LABELS), {}, r"^embeddings must be a dense tensor, not torch.sparse_coo$"),
+        ((X.to("meta"), LABELS), {}, "^embeddings must be a dense tensor, not on the device meta"),
+        ((X, LABELS.tolist()), {}, "^labels must be a tensor, not list; convert it with torch.as_tensor$"),
+        ((X, LABELS.numpy()), {}, "^labels must be a tensor, not ndarray"),
+        ((X, ["a"] * 6), {}, "^labels must be a tensor, not list"),
+        ((X, 3), {}, "^labels must be a tensor, not int"),
+        ((X, LABELS.to_sparse()), {}, "^labels must be a dense tensor"),
+        ((X, LABELS.to("meta")), {}, "^labels must be a dense tensor, not on the device meta"),
+        ((X, LABELS, X.tolist(), LABELS), {}, "^references must be a tensor, not list"),
+        ((X, LABELS, X, LABELS.tolist()), {}, "^reference_labels must be a tensor, not list"),
+        ((X, LABELS, X.to("meta"), LABELS), {}, "^references must be a dense tensor"),
+        ((X, LABELS, X, LABELS, "0"), {}, "^offset = '0' must be a whole number, or None$"),
+        ((X, LABELS, X, LABELS, 0.0), {}, "^offset = 0.0 must be a whole number"),
+        ((X, LABELS), {"positive": MASK.tolist()}, "^positive must be a tensor, not list"),
+        ((X, LABELS), {"positive": MASK.to("meta")}, "^positive must be a dense tensor"),
+        ((X, LABELS), {"positive": MASK, "negative": (~MASK).tolist()}, "^negative must be a tensor"),
+        ((X, LABELS), {"relation": "same"}, "^relation must be a function of two tensors of labels, not str$"),
         ((X[:, :0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[6, 0\]"),
         ((X[0], LABELS), {}, r"embeddings must be float \[n, d\], not torch.float64 \[4\]"),
         ((X.long(), LABELS), {}, "embeddings must be float"),
@@ -213,11 +230,7 @@ SAME = {"relation": lambda a, b: a[:, None] == b}
         ((X, LABELS, X[:, :3], LABELS), {}, "embeddings have 4 dimensions and references 3"),
         ((X, LABELS, X, LABELS, 1), {}, "offset = 1 places 6 anchors outside the 6 references"),
         ((X, LABELS, X, LABELS, -1), {}, "offset = -1"),
-        (
-            (X, LABELS, X, LABELS.flip(0), 0),
-            {},
-            "offset = 0: the labels of the anchors",
-        ),
+        ((X, LABELS, X, LABELS.flip(0), 0), {}, "offset = 0: the labels of the anchors"),
         ((X, LABELS), {"negative": MASK}, "negative is given without positive"),
         ((X,), {"positive": MASK.long()}, r"positive must be bool \[6, 6\], not torch.int64"),
         ((X,), {"positive": MASK.float()}, r"positive must be bool \[6, 6\], not torch.float32"),
@@ -241,10 +254,13 @@ def test_bad_input_is_one_line(arguments: tuple, named: dict, message: str) -> N
     [
         (lambda a, b: (a[:, None] == b).int(), r"torch.int32 \[6, 6\]"),
         (lambda a, b: a == b, r"torch.bool \[6\]"),
+        (lambda a, b: MASK[:2], r"torch.bool \[2, 6\]$"),
+        (lambda a, b: None, "a tensor, not NoneType"),
+        (lambda a, b: MASK.to("meta"), "a dense tensor"),
     ],
 )
-def test_a_relation_that_gives_no_pairs_is_named(relation: Callable, got: str) -> None:
-    with pytest.raises(InputError, match=rf"relation must return bool \[6, 6\], not {got}"):
+def test_a_relation_that_returns_no_mask_is_named(relation: Callable, got: str) -> None:
+    with pytest.raises(InputError, match=rf"relation must (return bool \[6, 6\], not|be) {got}"):
         ContrastiveLoss()(X, LABELS, relation=relation)
 
 
@@ -257,14 +273,14 @@ def test_labels_are_integers_of_any_kind(dtype: torch.dtype) -> None:
 # Several labels an image, and masks, in losses ----------------------------------------------------------------------
 
 
-def share_a_tag(tags: Tensor, others: Tensor) -> Tensor:
+def have_a_common_tag(tags: Tensor, others: Tensor) -> Tensor:
     return (tags[:, None] & others[None]).any(dim=-1)
 
 
 @pytest.mark.parametrize("tile_rows", [None, 2])
 @pytest.mark.parametrize("kind", [ContrastiveLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss, HistogramLoss])
 def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
-    """A relation that no labels could express: the first shares a tag with two that share none."""
+    """A relation that no labels could express: the first has a tag in common with two that have none in common."""
     generator = torch.Generator().manual_seed(0)
     tags = torch.rand(6, 4, generator=generator) < 0.4
     positive = torch.tensor([[bool((a & b).any()) for b in tags] for a in tags])
@@ -272,7 +288,7 @@ def test_several_labels_an_image(kind: type, tile_rows: int | None) -> None:
     loss = kind(tile_rows=tile_rows)
     for references in ((), (torch.cat([X, x]), torch.cat([tags.roll(1, 0), tags]), 6)):
         known = torch.cat([positive.roll(1, 1), positive], dim=1) if references else positive
-        by_relation = loss(x, tags, *references, relation=share_a_tag)
+        by_relation = loss(x, tags, *references, relation=have_a_common_tag)
         vectors, _, offset = references or (None, None, None)
         by_masks = loss(x, None, vectors, None, offset, positive=known)
         gradients = [torch.autograd.grad(value, x, retain_graph=True)[0] for value in (by_relation, by_masks)]

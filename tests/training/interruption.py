@@ -7,7 +7,6 @@ import signal
 from typing import Any
 
 from vicinal.training.base_trainer import BaseTrainer
-from vicinal.utils import files
 
 
 def interrupt_in_step(trainer: BaseTrainer, step: int, number: signal.Signals = signal.SIGINT) -> None:
@@ -20,18 +19,3 @@ def interrupt_in_step(trainer: BaseTrainer, step: int, number: signal.Signals = 
         train_step(*arguments, **more)
 
     trainer.train_step = interrupted_step  # type: ignore[method-assign]
-
-
-def die_in_a_write(which: int) -> None:
-    """End this process in the midst of the `which`-th write from now on, with half of it on disk."""
-    original, count = os.fsync, 0
-
-    def fsync(descriptor: int) -> None:
-        nonlocal count
-        count += 1
-        if count == which:
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
-            os._exit(9)
-        original(descriptor)
-
-    files.os.fsync = fsync

@@ -93,6 +93,13 @@ def test_a_run_writes_its_centers_and_the_next_takes_them_over(
     second.start()
     assert f"copied the centers of {len(table.classes)} classes" in capsys.readouterr().err
     torch.testing.assert_close(second.loss.centers.detach(), saved.tensors["centers"][:, 0], rtol=0, atol=0)
+    with pytest.raises(InputError, match="has no centers of this shape"):
+        train(Recipe.load(overrides=[*settings, f"--centers={first.path}", "--model.dim=8"]), tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+    run = train(Recipe.load(overrides=[*settings, f"--centers={first.path}", "--epochs=1"]), tmp_path / "fourth")
+    shutil.rmtree(first.path)
+    before = weights(run)
+    assert weights(resume(run.path)) == before
 
 
 @pytest.mark.parametrize(
@@ -178,24 +185,6 @@ def test_a_class_without_a_readable_image_has_no_center(small: list[str], photos
     saved = read_centers(run.centers)
     assert broken not in saved.classes
     assert len(saved.tensors["centers"]) == len(saved.classes)
-
-
-def test_a_run_goes_on_without_the_run_that_its_centers_came_from(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "--loss=NormSoftmaxLoss", "--epochs=1"]
-    train(Recipe.load(overrides=settings), tmp_path / "first")
-    second = train(Recipe.load(overrides=[*settings, f"--centers={tmp_path / 'first'}"]), tmp_path / "second")
-    shutil.rmtree(tmp_path / "first")
-    before = weights(second)
-    assert weights(resume(second.path)) == before
-
-
-def test_centers_that_do_not_fit_leave_no_run_behind(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "--loss=NormSoftmaxLoss", "--epochs=1"]
-    train(Recipe.load(overrides=settings), tmp_path / "first")
-    recipe = Recipe.load(overrides=[*settings, f"--centers={tmp_path / 'first'}", "--model.dim=8"])
-    with pytest.raises(InputError, match="has no centers of this shape"):
-        train(recipe, tmp_path / "second")
-    assert not (tmp_path / "second").exists()
 
 
 def test_both_networks_of_co_teaching_start_from_class_means(small: list[str], tmp_path: Path) -> None:

@@ -20,9 +20,7 @@ from vicinal.training import Trainer, feature_cache, training_data
 
 NETWORKS = {
     "resnet": ["--model.backbone=test_resnet"],
-    "micro-batches": ["--model.backbone=test_resnet", "--model.freeze_batch_norm=statistics", "--micro_batch_size=3"],
     "convnext": ["--model.backbone=test_convnext", "--transform.size=32"],
-    "efficientnet": ["--model.backbone=test_efficientnet", "--transform.size=32"],
 }
 SGD = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant", "--loss=MultiSimilarityLoss"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import shutil
-import signal
-import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from vicinal.training import Recipe, resume, train
 from vicinal.training.base_trainer import BaseTrainer
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.feature_cache import FEATURES, INFO, PARTIAL, cached_features
-from vicinal.training.frozen_trainer import FrozenTrainer
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
@@ -195,26 +191,6 @@ def test_an_interrupted_pass_continues(
     assert not partial.exists()
 
 
-def test_a_stopped_run_ends_with_the_same_weights(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*settings, "--model.dropout=0.2", "--checkpoint_minutes=0"]
-    straight = run_of(settings, tmp_path / "straight")
-    train_step, left = FrozenTrainer.train_step, [4]
-
-    def stopping(self: FrozenTrainer, *given: Any, **options: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        train_step(self, *given, **options)
-
-    monkeypatch.setattr(FrozenTrainer, "train_step", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        run_of(settings, tmp_path / "run")
-    run = resume(tmp_path / "run")
-    assert (run.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
-
-
 def test_a_resumed_run_refuses_features_of_another_model(settings: list[str], tmp_path: Path) -> None:
     def write_weights(seed: int) -> None:
         torch.manual_seed(seed)
@@ -337,38 +313,4 @@ def test_a_replaced_partial_file_is_begun_anew(squares: Path, tmp_path: Path) ->
     (cache,) = (tmp_path / "cache").iterdir()
     (cache / FEATURES).unlink()
     (cache / PARTIAL).write_bytes(noise)
-    np.testing.assert_array_equal(cached_features(model, table, tmp_path / "cache").vectors, expected)
-
-
-def _compute(squares: Path, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
-    batches = Embedder.pooled_features
-    Embedder.pooled_features = lambda *given: [time.sleep(0.05), batches(*given)][1]  # type: ignore[method-assign]
-    cached_features(model, load_table(str(squares)), folder, batch_size=2)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_the_pass_continues(squares: Path, tmp_path: Path) -> None:
-    context, sizes = multiprocessing.get_context("spawn"), []
-    for attempt in range(20):
-        process = context.Process(target=_compute, args=(squares, tmp_path / "cache"))
-        process.start()
-        begun = sum(path.stat().st_size for path in (tmp_path / "cache").rglob(PARTIAL))
-        while attempt < 3 and process.exitcode is None:
-            time.sleep(0.02)
-            if sum(path.stat().st_size for path in (tmp_path / "cache").rglob(PARTIAL)) > begun + 1500 * (attempt + 1):
-                os.kill(process.pid or 0, signal.SIGKILL)
-                break
-        process.join()
-        sizes.append(begun)
-        if process.exitcode == 0:
-            break
-    assert len(sizes) == 4
-    assert sizes == sorted(set(sizes))
-    torch.manual_seed(0)
-    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
-    table = load_table(str(squares))
-    expected = cached_features(model, table, tmp_path / "whole", batch_size=2).vectors
     np.testing.assert_array_equal(cached_features(model, table, tmp_path / "cache").vectors, expected)

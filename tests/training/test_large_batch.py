@@ -76,7 +76,7 @@ def both_ways(
 # The gradient --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 4, 5, 9, 10, 99])
+@pytest.mark.parametrize("micro_batch_size", [1, 4, 10])
 def test_dropout_and_stochastic_depth_are_the_same_in_both_passes(micro_batch_size: int) -> None:
     model = embedder(**RANDOM)
     ours, expected = both_ways(model, MultiSimilarityLoss(), micro_batch_size)
@@ -208,27 +208,6 @@ def test_gradients_that_are_asked_for_and_asked_for_again(make: Callable[[], nn.
         assert_near(gradient, expected, 1e-6)
 
 
-class _DrawingBackward(torch.autograd.Function):
-    """The identity, whose backward pass draws a random number."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        torch.rand(1)
-        return upstream[0]
-
-
-def test_random_numbers_drawn_elsewhere_do_no_harm() -> None:
-    model, loss = embedder(**RANDOM), MultiSimilarityLoss()
-    forward = model.forward
-    model.forward = lambda x: _DrawingBackward.apply(forward(x))  # type: ignore[method-assign]
-    ours = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, loss, lambda v: v + torch.rand(1))
-    assert_near(ours, value_and_gradients(lambda x: with_graph(model, x, 4), model, loss), 1e-6)
-
-
 def test_the_backward_pass_leaves_the_generator_as_it_was() -> None:
     model = embedder(**RANDOM)
     value = MultiSimilarityLoss()(embed_in_micro_batches(model, IMAGES, 4), LABELS)
@@ -266,31 +245,14 @@ def test_what_the_second_pass_needs_must_not_be_changed_before_it(which: str) ->
 # Precision -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_both_passes_have_the_same_precision(dtype: torch.dtype) -> None:
+def test_both_passes_have_the_same_precision() -> None:
     model, loss = embedder(**RANDOM), MultiSimilarityLoss()
     # With the cache, which casts a weight once for the whole graph, its gradients are added up in half precision.
-    ours, expected = both_ways(model, loss, 4, dtype=dtype, cache_enabled=False)
+    ours, expected = both_ways(model, loss, 4, dtype=torch.bfloat16, cache_enabled=False)
     assert_near(ours, expected, 1e-6)
     precise, _ = both_ways(model, loss, 4)
     assert not torch.equal(ours[0], precise[0])
     assert ours[0].dtype == torch.float32
-
-
-def test_the_cache_of_autocast_is_not_used() -> None:
-    """In older versions of torch a plain pass would find weights there that were cast without a graph."""
-    model, cached = nn.Linear(3072, 8), []
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hook = model.register_forward_pre_hook(lambda *_: cached.append(torch.is_autocast_cache_enabled()))
-        embeddings = embed_in_micro_batches(model, IMAGES.flatten(1), 4)
-        hook.remove()
-        assert cached == [False, False, False]
-        assert torch.is_autocast_cache_enabled()
-        model(IMAGES.flatten(1)).float().sum().backward()
-        plain = gradients(model)
-        MultiSimilarityLoss()(embeddings, LABELS).backward()
-    assert plain[0].any()
-    assert not torch.equal(gradients(model)[0], plain[0])
 
 
 def test_the_loss_is_scaled_once() -> None:
@@ -300,22 +262,6 @@ def test_the_loss_is_scaled_once() -> None:
     assert_near(ours, expected, 1e-6)
     unscaled, _ = both_ways(model, loss, 4)
     assert_near([gradient / 1024 for gradient in ours[1:]], unscaled[1:], 0.05)
-
-
-def test_a_step_with_infinite_gradients_is_skipped() -> None:
-    model, loss = embedder(), MarginLoss(miner=None)
-    parameters = [*model.parameters(), *loss.parameters()]
-    before = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for scale, skipped in ((1e30, True), (1024.0, False)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        value_and_gradients(
-            lambda x: embed_in_micro_batches(model, x, 4), model, loss, scaler.scale, dtype=torch.float16
-        )
-        scaler.step(optimizer)
-        scaler.update()
-        assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)) == skipped
-        assert scaler.get_scale() == pytest.approx(scale / 2 if skipped else scale)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

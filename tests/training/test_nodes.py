@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from tests.conftest import ROOT, free_port
 from tests.training.test_processes import STILL
@@ -101,13 +100,6 @@ def test_two_nodes_train_as_one_process(small: list[str], tmp_path: Path, launch
     assert two.lock.read_text().count("\n") == 1
 
 
-def test_other_numbers_are_refused(small: list[str], tmp_path: Path) -> None:
-    codes, errors = end(start([*small, "--devices=1", "--num_nodes=1"], tmp_path / "run", 2, 1))
-    assert codes == [2, 2]
-    assert all("torchrun started 2" in each and len(each.splitlines()) == 1 for each in errors), errors
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_killed_process_ends_all_and_the_run_resumes(small: list[str], tmp_path: Path, strategy: str) -> None:
     """Bit for bit with as many processes, and to rounding with another number."""
@@ -132,16 +124,3 @@ def test_a_killed_process_ends_all_and_the_run_resumes(small: list[str], tmp_pat
     assert (run.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
     finish([*settings, "--resume"], tmp_path / "alone", 1, 1)
     assert_near(RunFolder(tmp_path / "alone"), straight)
-
-
-def test_a_run_of_one_process_goes_on_with_two(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, *STILL, "--loss=CrossBatchMemory", "--loss.loss=ContrastiveLoss", "--loss.size=16"]
-    one, both = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "both")
-    finish([*settings, "--epochs=4"], one.path, 1, 1)
-    finish([*settings, "--epochs=4", "--stop_epoch=2"], both.path, 1, 1)
-    recipe = both.recipe.read_text().replace("stop_epoch: 2", "stop_epoch: null")
-    both.recipe.write_text(recipe)
-    finish(["--resume"], both.path, 2, 1)
-    assert_near(both, one)
-    memory = [load_checkpoint(run.last)["module"]["loss._extra_state"]["embeddings"] for run in (one, both)]
-    torch.testing.assert_close(*memory, rtol=0, atol=1e-3)

@@ -153,14 +153,3 @@ def test_a_killed_process_ends_the_run_with_a_hint(small: list[str], tmp_path: P
     expected = "vicinal: error: the process of rank 1 was killed (SIGKILL), so the run has ended; resume with: vicinal"
     assert (status, len(lines), num_traces) == (1, 1, 0)
     assert lines[0].startswith(expected)
-
-
-@pytest.mark.slow
-def test_an_error_before_the_run_is_printed_once(small: list[str], tmp_path: Path) -> None:
-    statement = "if distributed.world_size() > 1: raise {}('in the constructor')"
-    for error, status, line in (
-        ("InputError", 2, "vicinal train: error: in the constructor"),
-        ("RuntimeError", 1, "[rank0]: RuntimeError: in the constructor"),
-    ):
-        found = train_with_failing_loss(small, tmp_path, statement.format(error), "__init__")
-        assert found == (status, [line], int(error == "RuntimeError"))

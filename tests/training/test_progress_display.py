@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from vicinal.training import logs
-from vicinal.training.logs import ProgressDisplay
-from vicinal.training.progress import Progress, RunLength
+from vicinal.training.progress import Progress, ProgressDisplay, RunLength
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_sai
     expected: list[str],
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = Progress()
     display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
     with display.bar():
@@ -40,7 +40,7 @@ def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_befo
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = Progress()
     display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
     with display.bar():

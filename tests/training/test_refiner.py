@@ -42,16 +42,9 @@ def test_a_run_leaves_what_its_folder_promises(run: RunFolder) -> None:
         "last.pt", "best.pt", "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
-    assert {
-        "step",
-        "epoch",
-        "loss",
-        "SmoothAPLoss",
-        "lr refiner",
-        "lr scalars",
-        "gradient norm",
-        "images/s",
-    } == set(log)
+    assert {"step", "epoch", "loss", "SmoothAPLoss", "lr refiner", "lr scalars", "gradient norm", "images/s"} == set(
+        log
+    )
     assert log["step"].tolist() == list(range(1, len(log) + 1))
     assert metrics["epoch"].tolist() == [0, 1, 2, 3]  # before training, and after each epoch
     with Image.open(run.depths) as opened:
@@ -77,17 +70,6 @@ def test_it_is_better_on_classes_it_never_saw_and_says_so(run: RunFolder) -> Non
     assert refined == pytest.approx({name: refiner.metrics[f"val {name}"] for name in refined}, rel=1e-6)
 
 
-def test_best_weights_become_the_model(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_validation(monkeypatch, [0.1, 0.5, 0.3, 0.4])
-    one = trainer(tiny, tmp_path / "run")
-    one.fit()
-    best, last = load_checkpoint(one.run.best), load_checkpoint(one.run.last)
-    assert best["epoch"] == 1
-    for name, tensor in ContextRefiner.from_pretrained(one.run.model).state_dict().items():
-        assert torch.equal(tensor, best["module"][f"refiner.{name}"])
-        assert not torch.equal(tensor, last["module"][f"refiner.{name}"])
-
-
 def test_a_refiner_that_does_not_help_is_not_written(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,13 +87,6 @@ def test_a_refiner_that_does_not_help_is_not_written(
     with pytest.raises(NotBetterError, match=message):  # nor does going on make it one
         resume_refiner(one.run.path)
     assert not one.run.model.exists()
-
-
-def test_patience_ends_a_run_early(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_validation(monkeypatch, [0.1, 0.5, 0.4, 0.5, 0.6])
-    one = trainer(tiny, tmp_path / "run", "--epochs=9", "--validation.patience=2")
-    one.fit()
-    assert (one.progress.epoch, one.progress.best_epoch) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -165,24 +140,6 @@ def test_label_smoothing_of_a_softmax_is_its_own_in_expectation(monkeypatch: pyt
         values.append(sum(module(**batch).values()).item())
     assert np.mean(values) == pytest.approx(smooth(batch["embeddings"], batch["labels"]).item(), rel=1e-5)
     assert max(values) > min(values) + 0.01
-
-
-def test_a_factor_of_zero_keeps_the_refiner(tiny: list[str], tmp_path: Path) -> None:
-    more = [
-        "--optimizer.lr_factors.refiner=0",
-        "--optimizer.lr_factors.scalars=0",
-        "--loss=MarginLoss",
-        "--optimizer.lr_factors.loss=0.5",
-        "--epochs=1",
-    ]
-    one = trainer(tiny, tmp_path / "run", *more)
-    with pytest.raises(NotBetterError):
-        one.fit()
-    log = pd.read_csv(one.run.log)
-    assert (log["lr refiner"] == 0).all()
-    assert (log["lr loss"][1:] > 0).all()
-    assert all(block.query.equal(torch.eye(32, 16)[:16]) for block in one.refiner.blocks)
-    assert all(block.gate == 0 for block in one.refiner.blocks)
 
 
 def test_the_last_weights_are_kept_whatever_they_bring(

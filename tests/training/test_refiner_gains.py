@@ -85,10 +85,7 @@ def test_gains_are_in_standard_errors_over_the_classes(tiny: list[str], tmp_path
 
 def test_a_gain_that_may_be_chance_is_none(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(refiner_validation, "mean_of_classes", lambda *given: (0.03, 0.02))
-    with pytest.raises(
-        NotBetterError,
-        match=r"not help significantly .* 3.00 \+- 2.00 points \(mean of 8 cl",
-    ):
+    with pytest.raises(NotBetterError, match=r"not help significantly .* 3.00 \+- 2.00 points \(mean of 8 cl"):
         trainer(tiny, tmp_path / "run").fit()
     assert not (tmp_path / "run" / "model").exists()
     assert (tmp_path / "run" / "curves.png").exists()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from tests.training.interruption import die_in_a_write, interrupt_in_step
+from tests.training.interruption import interrupt_in_step
 from tests.training.refiner_runs import trainer
 from vicinal.training import RefinerRecipe
 from vicinal.training.checkpoint import load_checkpoint
@@ -69,23 +68,3 @@ def test_a_signal_finishes_the_step_and_saves_the_state(tiny: list[str], tmp_pat
     assert progress["steps_in_epoch"] > 0
     torch.manual_seed(99)
     assert_same(finish(settings, one.run.path), straight)
-
-
-def _refine_and_die_in_a_write(settings: list[str], out: Path, which: int) -> None:
-    """Ends the process in the midst of the `which`-th write, with half of it on disk."""
-    die_in_a_write(which)
-    finish(settings, out)
-
-
-@pytest.mark.slow
-def test_killed_while_a_file_is_written_it_ends_with_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
-    settings = [*tiny, *DROPS, "--checkpoint_minutes=0"]
-    straight = finish(settings, tmp_path / "straight")
-    afresh = multiprocessing.get_context("spawn")  # autograd's threads, of tests before, do not survive a fork
-    for which in range(1, 9):
-        out = RunFolder(tmp_path / f"killed {which}")
-        process = afresh.Process(target=_refine_and_die_in_a_write, args=(settings, out.path, which))
-        process.start()
-        process.join()
-        assert process.exitcode == 9
-        assert_same(finish(settings, out.path), straight)

@@ -26,22 +26,21 @@ from vicinal.losses import (
     ProxyAnchorLoss,
     RecallAtKLoss,
 )
+from vicinal.losses.contextual import dense
 from vicinal.losses.contextual import loss as contextual
-from vicinal.losses.contextual import row_blocks
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training.divided_work import divided_rows, embed_divided, find_unreadable
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
-WORLDS = (4, 2)
-SIZE, DIM, STEPS = 24, 6, 3  # of each batch, over all processes
+WORLDS = (3,)
+SIZE, DIM, STEPS = 24, 6, 2  # of each batch, over all processes
 
 LOSSES: dict[str, Callable[[], Loss]] = {
     "contextual": lambda: ContextualLoss(3),
     "contextual, k of the batch": ContextualLoss,
     "contextual, ablations": lambda: ContextualLoss(4, detach_sizes=False, correct_gradient=True, expansion=False),
-    "contextual, sigmoid": lambda: ContextualLoss(3, theta="sigmoid"),
     "contextual, sigmoid and minimum": lambda: ContextualLoss(
         3, theta="sigmoid", conjunction="min", detach_sizes=False
     ),
@@ -49,10 +48,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
         4, conjunction="min", complement=False, expansion=False, correct_gradient=True
     ),
     "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
-    "contextual, memory": lambda: CrossBatchMemory(ContextualLoss(4), 31),
     "contextual, sigmoid, memory": lambda: CrossBatchMemory(ContextualLoss(4, theta="sigmoid"), 31),
-    "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
-    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 31),
 }
 MAX_CALLS: dict[str, tuple[Callable[[], Loss], int]] = {
     # The gradient of the weights, that of the embeddings, the embeddings, and the control message; then what the loss
@@ -146,10 +142,10 @@ def together(rank: int, world: int) -> dict[str, Any]:
     for name, make in LOSSES.items():
         system = System(make())
         result[name] = steps(system, DistributedDataParallel(system), rank, world)
-    row_blocks.MAX_GATHERED, before = 2 * SIZE * world, row_blocks.MAX_GATHERED  # rows come two at a time
+    dense.MAX_GATHERED, before = 2 * SIZE * world, dense.MAX_GATHERED  # rows come two at a time
     system = System(ContextualLoss(3))
     result["rows in parts"] = steps(system, DistributedDataParallel(system), rank, world)
-    row_blocks.MAX_GATHERED = before
+    dense.MAX_GATHERED = before
     contextual.MIN_SPARSE_SAMPLES, contextual.MAX_DENSITY = 0, 1.0
     system = System(ContextualLoss(3))
     result["sparse"] = steps(system, DistributedDataParallel(system), rank, world)

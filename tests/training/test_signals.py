@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -129,13 +128,6 @@ def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
-def test_signals_at_random_moments_of_a_refiner(tmp_path: Path) -> None:
-    settings = [f"--embeddings={save_clusters(tmp_path / 'e.parquet')}", *TINY, "--checkpoint_minutes=0"]
-    check_moments(settings, tmp_path, 20, "refine")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
 @pytest.mark.parametrize(
     "number",
     [pytest.param(SIGNALS[0], marks=pytest.mark.slow), *SIGNALS[1:2], pytest.param(SIGNALS[2], marks=pytest.mark.slow)],
@@ -178,18 +170,4 @@ def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], t
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("error: interrupted")
-    assert not members(process.pid)
-
-
-@pytest.mark.slow
-def test_a_damaged_image_ends_a_run_with_workers(small: list[str], photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    for image in (tmp_path / "photos").rglob("*.png"):
-        image.write_bytes(image.read_bytes()[:200])
-    more = [f"--data.source={tmp_path / 'photos'}", "--data.fractions={train: 1.0}", *SETUPS["workers"]]
-    process = start(command(tmp_path / "run", [*small, *more]))
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert errors.splitlines()[-1].startswith("vicinal train: error: row ")
-    assert "Traceback" not in errors
     assert not members(process.pid)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ from tests.training.runs import Infinite, copied, scripted_validation, trainer, 
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, logs, train
+from vicinal.training import Recipe, progress, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import NonFiniteLossError
@@ -33,16 +31,7 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
         "model", "training.json", ".lock",
     }  # fmt: skip
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
-    assert {
-        "step",
-        "epoch",
-        "loss",
-        "NTXentLoss",
-        "lr backbone",
-        "lr head",
-        "gradient norm",
-        "images/s",
-    } == set(log)
+    assert {"step", "epoch", "loss", "NTXentLoss", "lr backbone", "lr head", "gradient norm", "images/s"} == set(log)
     assert log["step"].tolist() == list(range(1, len(log) + 1))
     assert metrics["epoch"].tolist() == [0, 1, 2]  # before training, and after each epoch
     assert {"recall@1", "recall@4", "mAP@R", "R-precision", "mAP"} < set(metrics)
@@ -122,26 +111,14 @@ def test_a_factor_of_zero_keeps_a_part(small: list[str], tmp_path: Path) -> None
     assert log["lr head"][0] == 0.0005
 
 
-def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=statistics", "--freeze_backbone_epochs=1")
-    before = copied(list(one.embedder.backbone.buffers()))
-    one.fit()
-    assert all(torch.equal(a, b) for a, b in zip(before, one.embedder.backbone.buffers(), strict=True))
-
-
 @pytest.mark.parametrize(
     ("more", "tolerance"),
     [
-        ([], 1e-4),
         (
             ["--accumulate_grad_batches=2", "--max_grad_norm=0.5", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
             1e-4,
         ),
         pytest.param(["--precision=bf16-mixed", "--transform.size=32"], 0.2, marks=pytest.mark.slow),
-        (
-            ["--precision=16-mixed", "--transform.size=32", "--loss=MultiSimilarityLoss", "--epochs=1"],
-            0.1,
-        ),  # how float16 rounds depends on the processor
     ],
 )
 def test_micro_batches_change_memory_and_nothing_else(
@@ -168,21 +145,7 @@ def test_no_pass_takes_more_than_a_micro_batch(small: list[str], tmp_path: Path)
     assert set(sizes) == {3, 2}  # in training 3, 3 and 2; the six of the validation split 3 and 3
 
 
-@pytest.mark.parametrize(
-    ("precision", "optimizer"),
-    [
-        ("32", "sgd"),
-        ("bf16-mixed", "adam"),
-        ("16-mixed", "adamw"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (
-                *(("32", "adam"), ("32", "adamw"), ("bf16-mixed", "sgd")),
-                *(("bf16-mixed", "adamw"), ("16-mixed", "sgd"), ("16-mixed", "adam")),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("precision", "optimizer"), [("32", "sgd"), ("bf16-mixed", "adam"), ("16-mixed", "adamw")])
 def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, precision: str, optimizer: str) -> None:
     settings = [
         *small,
@@ -255,8 +218,8 @@ def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "find_spec", lambda _: None)
-    run_log = logs.RunLog(RunFolder(tmp_path), step=0, epoch=0)
+    monkeypatch.setattr(progress, "find_spec", lambda _: None)
+    run_log = progress.RunLog(RunFolder(tmp_path), step=0, epoch=0)
     run_log.step(1, 0.5, {"loss": 2.0})
     run_log.close()
     assert (tmp_path / "log.csv").read_text().splitlines()[1].startswith("1,0.5,2")
@@ -275,21 +238,6 @@ def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Pa
         assert [event.value for event in events] == pytest.approx(file[column].tolist(), rel=1e-4)
     assert (log["images/s"] > 0).all()
     assert log["step"].tolist() == [2, 3, 4, 6]  # every second, and the last of each epoch
-
-
-def test_images_a_second_count_the_wait_for_images(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = trainer(small, tmp_path / "run", "--epochs=1")
-    load = one.images.load
-
-    def slowly(row: int, transform: Any):
-        time.sleep(0.01)
-        return load(row, transform)
-
-    monkeypatch.setattr(one.images, "load", slowly)
-    one.fit()
-    assert pd.read_csv(one.run.log)["images/s"].max() < 100
 
 
 @pytest.mark.parametrize("precision", ["32", "16-mixed"])

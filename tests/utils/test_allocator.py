@@ -53,21 +53,3 @@ def test_nothing_is_done_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_is_set_by_user", lambda: False)
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: pytest.fail("the C library was called"))
     assert not allocator.keep_large_blocks.__wrapped__()
-
-
-@pytest.mark.parametrize("refused", [allocator.M_MMAP_THRESHOLD, None])
-def test_an_old_glibc_never_maps_blocks(monkeypatch: pytest.MonkeyPatch, refused: int | None) -> None:
-    given = []
-
-    class Library:
-        @staticmethod
-        def mallopt(parameter: int, value: int) -> int:
-            given.append((parameter, value))
-            return int(parameter != refused)
-
-    monkeypatch.setattr(allocator, "_is_glibc", lambda: True)
-    monkeypatch.setattr(allocator, "_is_set_by_user", lambda: False)
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: Library)
-    assert allocator.keep_large_blocks.__wrapped__()
-    assert ((allocator.M_MMAP_MAX, 0) in given) == (refused is not None)
-    assert (allocator.M_TRIM_THRESHOLD, allocator.MAX_FREE) in given

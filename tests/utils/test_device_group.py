@@ -59,9 +59,7 @@ def _process(rank: int, port: int, folder: Path) -> None:
             "sum": distributed.all_reduce_sum(own),
             "logsumexp": distributed.all_reduce_logsumexp(own[:1]),
             "gathered": distributed.all_gather(own[None]),
-            "flags": [
-                *(distributed.all_equal(torch.tensor([each])) for each in (rank, 5)),
-            ],
+            "flags": [*(distributed.all_equal(torch.tensor([each])) for each in (rank, 5))],
             "object": distributed.broadcast_object({"rank": rank}),
         }
         leaf = on_device(own[None]).requires_grad_()

@@ -23,13 +23,7 @@ device_kernel = pytest.importorskip("vicinal.evaluation.counting.device_kernel",
 rank_kernels = pytest.importorskip("vicinal.losses.rank_kernels", reason=REASON)
 
 PROGRAM = Path(__file__).with_name("compiled_kernels.py")
-KERNELS = [
-    "_count",
-    "_count_above",
-    "_count_above_backward",
-    "_count_thresholds_above",
-    "_sum_over_triplets",
-]
+KERNELS = ["_count", "_count_above", "_count_above_backward", "_count_thresholds_above", "_sum_over_triplets"]
 OLD = tuple(int(number) for number in version("triton").split(".")[:2]) < (3, 3)
 COMPILER = Path(find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"  # type: ignore[union-attr, arg-type]
 
@@ -69,6 +63,7 @@ def test_a_kernel_that_fails_is_replaced_by_pytorch(
     assert devices.uses_kernel(torch.zeros(1), "y", lambda device: True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="this version of Triton compiles from other arguments")
 @pytest.mark.skipif(not COMPILER.exists(), reason="this Triton has no compiler for NVIDIA's GPUs")
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:

@@ -150,7 +150,4 @@ def _process(rank: int, _: int) -> dict[str, Any]:
         unequal = ""
     except ValueError as error:
         unequal = str(error)
-    return result | {
-        "first": distributed.broadcast_object({"rank": rank}),
-        "unequal": unequal,
-    }
+    return result | {"first": distributed.broadcast_object({"rank": rank}), "unequal": unequal}

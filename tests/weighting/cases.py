@@ -1,4 +1,4 @@
-"""What the tests of pair weighting share: a batch, its gradients, and the losses of the library."""
+"""For all tests of pair weighting: a batch, its gradients, and the losses of the library."""
 
 from __future__ import annotations
 

@@ -10,18 +10,7 @@ import pytest
 import torch
 
 from tests.weighting.cases import LABELS, batch
-from vicinal.losses import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    ContrastiveLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    LiftedStructureStarLoss,
-    Loss,
-    MultiSimilarityLoss,
-    NCALoss,
-    TripletLoss,
-)
+from vicinal import losses
 from vicinal.similarity import PairSource
 from vicinal.similarity.embeddings import normalize
 from vicinal.weighting import pair_weights
@@ -51,52 +40,52 @@ def mined(pair: Pair, is_positive: bool) -> list[Pair]:
     return [Pair(pair.s, positives, negatives)] if chosen else []
 
 
-CLOSED_FORMS: dict[str, tuple[Loss, Callable[[Pair], float], Callable[[Pair], float]]] = {
+CLOSED_FORMS: dict[str, tuple[losses.Loss, Callable[[Pair], float], Callable[[Pair], float]]] = {
     # name: loss, weight of a positive, weight of a negative
     "Eq. 4, contrastive": (
-        ContrastiveLoss(positive_margin=None, negative_margin=0.2, reduction="sum"),
+        losses.ContrastiveLoss(positive_margin=None, negative_margin=0.2, reduction="sum"),
         lambda pair: 1.0,
         lambda pair: float(pair.s > 0.2),
     ),
     "Eq. 5, triplet": (
-        TripletLoss(margin=0.1, reduction="sum"),
+        losses.TripletLoss(margin=0.1, reduction="sum"),
         lambda pair: sum(s + 0.1 > pair.s for s in pair.negatives),
         lambda pair: sum(pair.s + 0.1 > s for s in pair.positives),
     ),
     "Eq. 7 and 8, lifted structure": (
-        LiftedStructureLoss(),
+        losses.LiftedStructureLoss(),
         lambda pair: bool(pair.negatives) / exp_sum(pair.positives, -1, pair.s),
         lambda pair: bool(pair.positives) / exp_sum(pair.negatives, 1, pair.s),
     ),
     "Eq. 10, binomial deviance": (
-        BinomialDevianceLoss(alpha=2, beta=10, base=0.5),
+        losses.BinomialDevianceLoss(alpha=2, beta=10, base=0.5),
         lambda pair: 2 / len(pair.positives) * math.exp(2 * (0.5 - pair.s)) / (1 + math.exp(2 * (0.5 - pair.s))),
         lambda pair: 10 / len(pair.negatives) * math.exp(10 * (pair.s - 0.5)) / (1 + math.exp(10 * (pair.s - 0.5))),
     ),
     "Eq. 13 and 14, multi-similarity weighting": (
-        MultiSimilarityLoss(alpha=2, beta=50, base=1, miner=None, reduction="sum"),
+        losses.MultiSimilarityLoss(alpha=2, beta=50, base=1, miner=None, reduction="sum"),
         lambda pair: 1 / (math.exp(-2 * (1 - pair.s)) + exp_sum(pair.positives, -2, pair.s)),
         lambda pair: 1 / (math.exp(50 * (1 - pair.s)) + exp_sum(pair.negatives, 50, pair.s)),
     ),
     "Eq. 11 to 14, multi-similarity": (
-        MultiSimilarityLoss(alpha=2, beta=10, base=0.5, reduction="sum"),
+        losses.MultiSimilarityLoss(alpha=2, beta=10, base=0.5, reduction="sum"),
         lambda pair: sum(1 / (math.exp(-2 * (0.5 - p.s)) + exp_sum(p.positives, -2, p.s)) for p in mined(pair, True)),
         lambda pair: sum(1 / (math.exp(10 * (0.5 - p.s)) + exp_sum(p.negatives, 10, p.s)) for p in mined(pair, False)),
     ),
     "Eq. 16, LiftedStruct*": (
-        LiftedStructureStarLoss(alpha=2, beta=50, reduction="sum"),
+        losses.LiftedStructureStarLoss(alpha=2, beta=50, reduction="sum"),
         lambda pair: 1 / exp_sum(pair.positives, -2, pair.s),
         lambda pair: 1 / exp_sum(pair.negatives, 50, pair.s),
     ),
     "supplement, Eq. 2, NCA": (
-        NCALoss(),
+        losses.NCALoss(),
         lambda pair: (
             1 / exp_sum(pair.positives, 1, pair.s) - 1 / exp_sum([*pair.positives, *pair.negatives], 1, pair.s)
         ),
         lambda pair: bool(pair.positives) / exp_sum([*pair.positives, *pair.negatives], 1, pair.s),
     ),
     "supplement, Eq. 10, BinLifted": (
-        BinLiftedLoss(alpha=2, beta=10, base=0.5, reduction="sum"),
+        losses.BinLiftedLoss(alpha=2, beta=10, base=0.5, reduction="sum"),
         lambda pair: (1 / (1 + math.exp(2 * (pair.s - 0.5))) + 1 / exp_sum(pair.positives, -2, pair.s)) / 2,
         lambda pair: (
             (
@@ -139,7 +128,7 @@ def test_closed_form_of_the_histogram_loss() -> None:
         return [sum(max(0, 1 - abs(value - node) / delta) for value in values) / len(values) for node in nodes]
 
     of_positives, of_negatives = histogram(s[positive].tolist()), histogram(s[negative].tolist())
-    weights = pair_weights(HistogramLoss(bins=bins), PairSource.from_batch(x, LABELS))
+    weights = pair_weights(losses.HistogramLoss(bins=bins), PairSource.from_batch(x, LABELS))
     for i in range(13):
         for j in range(13):
             p = math.floor((s[i, j].item() + 1) / delta)

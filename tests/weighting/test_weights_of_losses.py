@@ -7,81 +7,51 @@ import torch
 from torch import Tensor
 
 from tests.weighting.cases import BATCHES, LABELS, MS_MINER, OF_CENTERS, OFFERED, batch, gradients
-from vicinal.losses import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    BlackboxAPLoss,
-    CircleLoss,
-    ContextualLoss,
-    ContrastiveLoss,
-    FastAPLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    LiftedStructureStarLoss,
-    Loss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    RecallAtKLoss,
-    RoadmapLoss,
-    SimilarityRegularizer,
-    SmoothAPLoss,
-    SoftBinAPLoss,
-    SupAPLoss,
-    SupConLoss,
-    TripletLoss,
-)
+from vicinal import losses
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner, SemiHardMiner
 from vicinal.similarity import PairSource
 from vicinal.similarity.embeddings import normalize
 from vicinal.utils.errors import InputError
-from vicinal.weighting import (
-    LossWeights,
-    WeightedPairLoss,
-    pair_weights,
-    similarity_weights,
-)
+from vicinal.weighting import LossWeights, WeightedPairLoss, pair_weights, similarity_weights
 
-LOSSES: dict[str, Loss] = {
-    "contrastive": ContrastiveLoss(0.3, 0.1),
-    "contrastive, Eq. 4": ContrastiveLoss(positive_margin=None, negative_margin=0.1, reduction="sum"),
-    "contrastive, pairs": ContrastiveLoss(0.3, 0.1, reduction="pairs"),
-    "triplet": TripletLoss(),
-    "triplet, violating": TripletLoss(reduction="violating"),
-    "triplet, semi-hard": TripletLoss(margin=0.5, triplets="semi-hard"),
-    "triplet, soft": TripletLoss(soft=True),
-    "triplet, hardest": TripletLoss(miner=HardestMiner()),
-    "triplet, distance-weighted": TripletLoss(miner=DistanceWeightedMiner(seed=5)),
-    "lifted": LiftedStructureLoss(),
-    "lifted star": LiftedStructureStarLoss(),
-    "lifted star, mined": LiftedStructureStarLoss(miner=MS_MINER),
-    "binomial": BinomialDevianceLoss(beta=10, base=0.3),
-    "bin-lifted": BinLiftedLoss(beta=10, base=0.3),
-    "N-pairs": NPairsLoss(),
-    "NCA": NCALoss(scale=3),
-    "histogram": HistogramLoss(bins=20),
-    "histogram, mined": HistogramLoss(bins=20, miner=SemiHardMiner(None)),
-    "NT-Xent": NTXentLoss(),
-    "NT-Xent, anchors": NTXentLoss(reduction="anchors"),
-    "SupCon": SupConLoss(temperature=0.3),
-    "margin": MarginLoss(),
-    "margin, classes": MarginLoss(num_classes=6, nu=0.1, miner=None, reduction="sum"),
-    "circle": CircleLoss(scale=5),
-    "multi-similarity": MultiSimilarityLoss(base=0.5, beta=10),
-    "multi-similarity, contributing": MultiSimilarityLoss(reduction="contributing"),
-    "sum": 0.7 * MultiSimilarityLoss(base=0.5) + 0.3 * TripletLoss(miner=DistanceWeightedMiner()),
-    "recall@k": RecallAtKLoss(k=[1, 3], similarity_temperature=0.1),
-    "smooth AP": SmoothAPLoss(temperature=0.1),
-    "SupAP": SupAPLoss(temperature=0.1, linear_from=0.3, slope=5),
-    "SupAP, mined": SupAPLoss(miner=MS_MINER),
-    "ROADMAP": RoadmapLoss(positive_margin=0.3, negative_margin=0.1),
-    "FastAP": FastAPLoss(),
-    "SoftBinAP": SoftBinAPLoss(),
-    "blackbox AP": BlackboxAPLoss(),
-    "own": WeightedPairLoss(LossWeights(NCALoss()), reduction="pairs"),
+LOSSES: dict[str, losses.Loss] = {
+    "contrastive": losses.ContrastiveLoss(0.3, 0.1),
+    "contrastive, Eq. 4": losses.ContrastiveLoss(positive_margin=None, negative_margin=0.1, reduction="sum"),
+    "contrastive, pairs": losses.ContrastiveLoss(0.3, 0.1, reduction="pairs"),
+    "triplet": losses.TripletLoss(),
+    "triplet, violating": losses.TripletLoss(reduction="violating"),
+    "triplet, semi-hard": losses.TripletLoss(margin=0.5, triplets="semi-hard"),
+    "triplet, soft": losses.TripletLoss(soft=True),
+    "triplet, hardest": losses.TripletLoss(miner=HardestMiner()),
+    "triplet, distance-weighted": losses.TripletLoss(miner=DistanceWeightedMiner(seed=5)),
+    "lifted": losses.LiftedStructureLoss(),
+    "lifted star": losses.LiftedStructureStarLoss(),
+    "lifted star, mined": losses.LiftedStructureStarLoss(miner=MS_MINER),
+    "binomial": losses.BinomialDevianceLoss(beta=10, base=0.3),
+    "bin-lifted": losses.BinLiftedLoss(beta=10, base=0.3),
+    "N-pairs": losses.NPairsLoss(),
+    "NCA": losses.NCALoss(scale=3),
+    "histogram": losses.HistogramLoss(bins=20),
+    "histogram, mined": losses.HistogramLoss(bins=20, miner=SemiHardMiner(None)),
+    "NT-Xent": losses.NTXentLoss(),
+    "NT-Xent, anchors": losses.NTXentLoss(reduction="anchors"),
+    "SupCon": losses.SupConLoss(temperature=0.3),
+    "margin": losses.MarginLoss(),
+    "margin, classes": losses.MarginLoss(num_classes=6, nu=0.1, miner=None, reduction="sum"),
+    "circle": losses.CircleLoss(scale=5),
+    "multi-similarity": losses.MultiSimilarityLoss(base=0.5, beta=10),
+    "multi-similarity, contributing": losses.MultiSimilarityLoss(reduction="contributing"),
+    "sum": 0.7 * losses.MultiSimilarityLoss(base=0.5) + 0.3 * losses.TripletLoss(miner=DistanceWeightedMiner()),
+    "recall@k": losses.RecallAtKLoss(k=[1, 3], similarity_temperature=0.1),
+    "smooth AP": losses.SmoothAPLoss(temperature=0.1),
+    "SupAP": losses.SupAPLoss(temperature=0.1, linear_from=0.3, slope=5),
+    "SupAP, mined": losses.SupAPLoss(miner=MS_MINER),
+    "ROADMAP": losses.RoadmapLoss(positive_margin=0.3, negative_margin=0.1),
+    "FastAP": losses.FastAPLoss(),
+    "SoftBinAP": losses.SoftBinAPLoss(),
+    "blackbox AP": losses.BlackboxAPLoss(),
+    "own": WeightedPairLoss(LossWeights(losses.NCALoss()), reduction="pairs"),
 }
 
 PUSHES_POSITIVES = "SupCon", "recall@k", "smooth AP", "FastAP", "SoftBinAP", "blackbox AP"
@@ -123,14 +93,14 @@ def test_training_with_the_weights_is_training_with_the_loss(name: str) -> None:
 
 def test_supcon_pushes_a_positive_apart_that_is_much_closer_than_the_others() -> None:
     similarity, positive = torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([[True, True, False]])
-    signed = similarity_weights(SupConLoss(), similarity, positive, signed=True)
+    signed = similarity_weights(losses.SupConLoss(), similarity, positive, signed=True)
     assert signed[0, 0] > 0 > signed[0, 1]
 
 
 def test_a_ranking_pushes_a_positive_apart_that_is_in_the_way_of_another() -> None:
     """More is gained near rank 1 than at rank 2, so the second is to leave room for the first."""
     similarity, positive = torch.tensor([[0.9, 0.88, 0.0]]), torch.tensor([[True, True, False]])
-    signed = similarity_weights(RecallAtKLoss(k=1), similarity, positive, signed=True)
+    signed = similarity_weights(losses.RecallAtKLoss(k=1), similarity, positive, signed=True)
     assert signed[0, 1] > 0 > signed[0, 0]
 
 
@@ -183,7 +153,7 @@ def test_looking_changes_nothing(name: str) -> None:
 
 
 def test_weights_of_a_random_miner_are_those_of_the_next_call() -> None:
-    loss, x = TripletLoss(miner=DistanceWeightedMiner(num_samples=1)), batch()
+    loss, x = losses.TripletLoss(miner=DistanceWeightedMiner(num_samples=1)), batch()
     seen = []
     for _ in range(3):
         seen.append(pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True))
@@ -206,13 +176,15 @@ def test_weights_are_finite(name: str) -> None:
 def test_autocast_does_not_matter() -> None:
     x = batch().float()
     with torch.autocast("cpu", torch.bfloat16):
-        weights = pair_weights(NCALoss(), PairSource.from_batch(x, LABELS))
-    torch.testing.assert_close(weights, pair_weights(NCALoss(), PairSource.from_batch(x, LABELS)), rtol=0, atol=0)
+        weights = pair_weights(losses.NCALoss(), PairSource.from_batch(x, LABELS))
+    torch.testing.assert_close(
+        weights, pair_weights(losses.NCALoss(), PairSource.from_batch(x, LABELS)), rtol=0, atol=0
+    )
 
 
 def test_sizes_of_nothing() -> None:
-    assert pair_weights(NCALoss(), PairSource.from_batch(batch(0), LABELS[:0])).shape == (0, 0)
-    weights = pair_weights(NCALoss(), PairSource.from_batch(batch(2), LABELS[:2], batch(0), LABELS[:0]))
+    assert pair_weights(losses.NCALoss(), PairSource.from_batch(batch(0), LABELS[:0])).shape == (0, 0)
+    weights = pair_weights(losses.NCALoss(), PairSource.from_batch(batch(2), LABELS[:2], batch(0), LABELS[:0]))
     assert weights.shape == (2, 0)
 
 
@@ -226,35 +198,39 @@ def test_a_similarity_matrix_is_enough() -> None:
             ours = similarity_weights(loss, similarity, positive, dim=4, signed=True)
             torch.testing.assert_close(ours, expected, msg=name)
             assert torch.equal(similarity_weights(loss, similarity, positive, dim=4), ours.abs())
-    few = similarity_weights(NCALoss(), similarity, positive, negative=~positive & (similarity > 0))
+    few = similarity_weights(losses.NCALoss(), similarity, positive, negative=~positive & (similarity > 0))
     assert torch.equal(few > 0, positive | (similarity > 0) & positive.any(1, keepdim=True))
-    assert similarity_weights(NCALoss(), similarity.half(), positive).dtype == torch.float32
+    assert similarity_weights(losses.NCALoss(), similarity.half(), positive).dtype == torch.float32
 
 
 def test_what_has_no_weights_is_refused() -> None:
     x = batch()
-    for loss in (CrossBatchMemory(NCALoss(), 10), NCALoss() + 2 * CrossBatchMemory(NCALoss(), 10)):
+    for loss in (CrossBatchMemory(losses.NCALoss(), 10), losses.NCALoss() + 2 * CrossBatchMemory(losses.NCALoss(), 10)):
         with pytest.raises(InputError, match="CrossBatchMemory has no pair weights of its own"):
             pair_weights(loss, PairSource.from_batch(x, LABELS))
     with pytest.raises(InputError, match=r"similarity must be float \[n, c\], not torch.int64 \[2, 2\]"):
-        similarity_weights(NCALoss(), torch.eye(2).long(), torch.eye(2).bool())
+        similarity_weights(losses.NCALoss(), torch.eye(2).long(), torch.eye(2).bool())
     with pytest.raises(InputError, match=r"positive must be bool \[2, 2\]"):
-        similarity_weights(NCALoss(), torch.eye(2), torch.eye(3).bool())
+        similarity_weights(losses.NCALoss(), torch.eye(2), torch.eye(3).bool())
     with pytest.raises(InputError, match="labels must be int"):
-        pair_weights(NCALoss(), PairSource.from_batch(x, LABELS[:3]))
+        pair_weights(losses.NCALoss(), PairSource.from_batch(x, LABELS[:3]))
 
 
 def test_weights_of_a_loss_of_neighborhoods() -> None:
     """By the similarities, as autograd has it, an anchor's own left out, some against the label."""
     x = batch().detach().requires_grad_()
-    for loss in (ContextualLoss(k=3), SimilarityRegularizer(), 0.8 * ContextualLoss(k=3) + SimilarityRegularizer()):
+    for loss in (
+        losses.ContextualLoss(k=3),
+        losses.SimilarityRegularizer(),
+        0.8 * losses.ContextualLoss(k=3) + losses.SimilarityRegularizer(),
+    ):
         weights = pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True)
         assert weights.diagonal().count_nonzero() == 0
         unit = torch.nn.functional.normalize(x)
         (by_weights,) = torch.autograd.grad((weights * (unit @ unit.T)).sum(), x)
         (by_loss,) = torch.autograd.grad(loss(x, LABELS), x)
         torch.testing.assert_close(by_weights, by_loss)
-    signs = pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS), signed=True).sign()
+    signs = pair_weights(losses.ContextualLoss(k=3), PairSource.from_batch(x, LABELS), signed=True).sign()
     assert (signs == -1)[LABELS[:, None] != LABELS].any()
     with pytest.raises(InputError, match="give a batch without references"):
-        pair_weights(ContextualLoss(k=3), PairSource.from_batch(x, LABELS, x, LABELS))
+        pair_weights(losses.ContextualLoss(k=3), PairSource.from_batch(x, LABELS, x, LABELS))

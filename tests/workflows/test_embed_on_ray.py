@@ -33,7 +33,7 @@ def deadly_hook(orders: Path) -> Callable[[], None]:
 
     def patch() -> None:  # pickled by its value, as a function of this module would make each worker import the tests
         from vicinal.data.batches.image_dataset import ImageDataset
-        from vicinal.workflows.ray_stages import EmbedBlock
+        from vicinal.workflows.ray_job import EmbedBlock
 
         def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)

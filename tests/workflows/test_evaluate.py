@@ -29,7 +29,7 @@ from vicinal.evaluation import (
     summarize_runs,
 )
 from vicinal.models import Embedder
-from vicinal.retrieval import ContextualReranking, Index, PCAWhitening
+from vicinal.retrieval import ContextualReranking, Index
 from vicinal.workflows.evaluate import check_same_images, per_query_frame
 
 roxford = pytest.fixture(roxford_root.__wrapped__)  # type: ignore[attr-defined]
@@ -225,7 +225,7 @@ def test_one_file_of_labels_for_several_files_of_embeddings(files: Path, capsys)
     )
     output(capsys, "report", "old.npy", "new.npy", "--labels", "y.csv", "--out", "page.html", "--num_resamples", "20")
     assert Path("page.html").is_file()
-    assert "y.csv is none" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
+    assert "y.csv is not one" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
     assert "missing.csv: no such file" in refused(capsys, "evaluate", "new.npy", "--labels", "missing.csv")
 
 
@@ -276,35 +276,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(folder / name) for name in ("one", "two")]
 
 
-def test_models_are_measured_on_images(models: list[str], photos: Path, capsys) -> None:
-    found = json.loads(output(capsys, "evaluate", *models, "--images", photos, "--compare", "--json"))
-    alone = json.loads(output(capsys, "evaluate", photos, "--model", models[1], "--json"))
-    assert metrics_in(found, model=models[1]) == pytest.approx(metrics_in(alone))
-    assert "is a model and holds no images: evaluate it with --images" in refused(capsys, "evaluate", models[0])
-    assert "leave out --model" in refused(capsys, "evaluate", models[0], "--images", photos, "--model", models[0])
-
-
-def test_whitening_is_learned_and_used(models: list[str], photos: Path, tmp_path: Path, capsys) -> None:
-    file = tmp_path / "whitening.safetensors"
-    scales = ["--scales", "1", "0.5"]
-    output(capsys, "whiten", photos, "--model", models[0], *scales, "--dim", "4", "--out", file)
-    for name, more in (("plain", []), ("white", ["--whitening", file])):
-        output(capsys, "embed", photos, "--model", models[0], *scales, *more, "--out", tmp_path / f"{name}.parquet")
-    plain, white = (load_embeddings(tmp_path / f"{name}.parquet")[0] for name in ("plain", "white"))
-    assert white.shape == (48, 4)
-    np.testing.assert_allclose(white, PCAWhitening.load(file).apply(plain), atol=1e-5)
-    one_scale = tmp_path / "one.parquet"
-    output(capsys, "embed", photos, "--model", models[0], "--out", one_scale)
-    assert np.abs(load_embeddings(one_scale)[0] - plain).max() > 1e-3
-    assert "give --scales too" in refused(capsys, "evaluate", photos, "--model", models[0], "--max_size", "9")
-
-
-def test_vectors_made_another_way_are_not_searched_for(models: list[str], photos: Path, tmp_path: Path, capsys) -> None:
-    output(capsys, "index", "build", tmp_path / "index", photos, "--model", models[0], "--scales", "1", "0.5")
-    output(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0], "--scales", "1", "0.5")
-    assert "error" in refused(capsys, "search", tmp_path / "index", photos / "class0", "--model", models[0])
-
-
 def test_roxford_by_name(roxford: Path, models: list[str], tmp_path: Path, capsys) -> None:
     arguments = ["evaluate", "roxford", "--root", roxford, "--model", models[0], "--scales", "1", "--max_size", "64"]
     found = json.loads(output(capsys, *arguments, "--json", "--intervals", "queries"))
@@ -341,11 +312,6 @@ def test_what_may_mislead_is_said(files: Path, capsys) -> None:
     assert "split.parquet: images of all splits are evaluated, training images too" in capsys.readouterr().err
     assert main(["evaluate", "split.parquet", "--split", "test"]) == 0
     assert not capsys.readouterr().err
-
-
-def test_sources_may_stand_after_options(files: Path, capsys) -> None:
-    assert "differences to bad.parquet" in output(capsys, "evaluate", "bad.parquet", "--compare", "good.parquet")
-    assert "unknown argument --bogus" in refused(capsys, "evaluate", "bad.parquet", "--compare", "x", "--bogus")
 
 
 def test_vehicle_ids_protocol(files: Path, capsys) -> None:

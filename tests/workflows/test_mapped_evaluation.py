@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -110,51 +107,6 @@ def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
         assert errors == f"wrote {tmp_path}/{number}.csv\n"
         outputs.append((json.loads(output), (tmp_path / f"{number}.csv").read_text()))
     assert outputs[0] == outputs[1]
-
-
-@pytest.mark.slow
-def test_an_error_is_printed_by_one_process(tmp_path: Path) -> None:
-    vectors = np.eye(60, dtype=np.float32)
-    np.save(tmp_path / "finite.npy", vectors)
-    vectors[50, 3] = np.nan
-    np.save(tmp_path / "nan.npy", vectors)
-    np.save(tmp_path / "labels.npy", np.arange(60) // 2)
-    np.save(tmp_path / "few.npy", np.arange(59))
-    for name, labels, message in (("nan", "labels", "row 50"), ("finite", "few", "has 59 rows")):
-        process = run("--embeddings", tmp_path / f"{name}.npy", "--labels", tmp_path / f"{labels}.npy", "--devices", 2)
-        output, errors = process.communicate(timeout=300)
-        assert (process.returncode, output, len(errors.splitlines())) == (2, "", 1), errors
-        assert message in errors
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_all_end_when_one_is_killed(tmp_path: Path) -> None:
-    vectors = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (400_000, 64))
-    vectors[:, 0] = 1
-    np.save(tmp_path / "y.npy", np.arange(400_000) // 4)
-    process = run("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--devices", 2)
-    try:
-        other = wait_for_child(process.pid)
-        time.sleep(1)
-        os.kill(other, signal.SIGKILL)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()  # which ends all, if they have not ended
-    assert process.returncode != 0
-    assert "was killed (SIGKILL), so the run has ended" in errors
-    assert "Traceback" not in errors
-
-
-def wait_for_child(parent: int) -> int:
-    """The number of the process that another one starts, once it has joined its group."""
-    children = Path(f"/proc/{parent}/task/{parent}/children")
-    while True:
-        for child in children.read_text().split():
-            with suppress(OSError):  # some end soon, such as those that ask for facts of the machine
-                if "x.npy" in Path(f"/proc/{child}/maps").read_text():
-                    return int(child)
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

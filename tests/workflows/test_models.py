@@ -87,7 +87,7 @@ def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) ->
         InputError, match="model timm/resnet5O: backbone: timm has no model 'resnet5O'; nearest: resnet50"
     ):
         load_model("timm/resnet5O")
-    with pytest.raises(InputError, match="model resnet5O: there is no folder of that name; backbone: timm has no"):
+    with pytest.raises(InputError, match="model resnet5O: no such folder; backbone: timm has no"):
         load_model("resnet5O")
     with pytest.raises(InputError, match="model timm/test_resnet: pooling 'token': test_resnet has no class token"):
         load_model("timm/test_resnet", "token")

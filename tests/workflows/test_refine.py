@@ -20,7 +20,7 @@ import torch
 from tests.conftest import SMALL
 from tests.training.refiner_runs import RISING, TINY, save_clusters, script_validation
 from vicinal.cli.main import main
-from vicinal.data import Table, load_embeddings, read_fingerprint, save_embeddings
+from vicinal.data import Table, load_embeddings, read_fingerprint
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.training import Recipe, RefinerRecipe, Trainer, train
@@ -28,9 +28,8 @@ from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows import refine
-from vicinal.workflows.embed_processes import embed_in_processes
 from vicinal.workflows.embedding_reader import EmbeddingReader
-from vicinal.workflows.refine import LabeledEmbeddings, _split, resume_refiner, train_refiner
+from vicinal.workflows.refine import LabeledEmbeddings, _split, embed_in_processes, train_refiner
 
 
 def divided(embedded: LabeledEmbeddings, *more: str) -> LabeledEmbeddings:
@@ -76,19 +75,6 @@ def test_all_classes_can_be_trained_on(splits: list[str] | None) -> None:
     with pytest.raises(InputError, match="val_fraction = 0 leaves nothing to validate on; give a fraction, or keep"):
         divided(rows_of(splits), "--val_fraction=0")
     assert divided(rows_of(["train", "train", "val", "val"]), "--val_fraction=0").table.splits == ["train", "val"]
-
-
-def test_the_test_split_does_not_matter(tmp_path: Path) -> None:
-    vectors, table = load_embeddings(save_clusters(tmp_path / "one.parquet"))
-    of_test = (table.frame["split"] == "test").to_numpy()
-    changed = np.where(of_test[:, None], np.random.default_rng(1).normal(size=vectors.shape), vectors)
-    save_embeddings(tmp_path / "other.parquet", changed, table)
-    made = []
-    for name in ("one", "other"):
-        recipe = RefinerRecipe.load(overrides=[f"--embeddings={tmp_path / name}.parquet", *TINY])
-        made.append((train_refiner(recipe, tmp_path / name).model / "model.safetensors").read_bytes())
-    assert made[0] == made[1]
-    assert set(load_embeddings(tmp_path / "one" / "embeddings.parquet")[1].splits) == {"train", "val"}
 
 
 # From a run ---------------------------------------------------------------------------------------------------------
@@ -211,32 +197,7 @@ def test_what_cannot_be_is_said_before_an_embedder_is_trained(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_embedder_that_cannot_be_trained_leaves_nothing_behind(source: RunFolder, tmp_path: Path) -> None:
-    shutil.copytree(source.path, tmp_path / "source")
-    recipe = tmp_path / "source" / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("\nbatch_size: 4\n", "\nbatch_size: 8\n"))
-    with pytest.raises(InputError, match="batch_size is 8, samples_per_class 2: that takes 4 classes"):
-        train_refiner(from_run(RunFolder(tmp_path / "source"), "--embedder_fraction=0.5"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 # Starting and going on ----------------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_started_or_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_validation(monkeypatch, RISING)
-    settings = [f"--embeddings={save_clusters(tmp_path / 'e.parquet')}", *TINY]
-    recipe = RefinerRecipe.load(overrides=settings)
-    with pytest.raises(InputError, match="holds no run to resume"):
-        resume_refiner(tmp_path / "out")
-    run = train_refiner(recipe, tmp_path / "out")
-    with pytest.raises(InputError, match=r"out exists already; give another --out, or --resume"):
-        train_refiner(recipe, run.path)
-    with pytest.raises(InputError, match=r"val_fraction = 0.5 differs from the run's own 0.2"):
-        resume_refiner(run.path, RefinerRecipe.load(overrides=[*settings, "--val_fraction=0.5"]))
-    (tmp_path / "e.parquet").unlink()  # a run has all that it needs
-    weights = (run.model / "model.safetensors").read_bytes()
-    assert (resume_refiner(run.path).model / "model.safetensors").read_bytes() == weights
 
 
 def test_given_embeddings_are_not_written_over(tmp_path: Path) -> None:
@@ -262,18 +223,6 @@ def test_several_processes_embed_what_one_does(
     assert "embedding 42 images in 2 processes" in capsys.readouterr().err
     np.testing.assert_array_equal(embedded[0][0], embedded[1][0])
     pd.testing.assert_frame_equal(embedded[0][1].frame, embedded[1][1].frame)
-
-
-@pytest.mark.slow
-def test_an_error_of_a_process_that_embeds_is_that_of_one(source: RunFolder, tmp_path: Path) -> None:
-    reader = EmbeddingReader(model=str(source.path), batch_size=2, device="cpu")
-    paths = [shutil.copy(each, tmp_path) for each in sorted((source.path.parent / "photos" / "class1").iterdir())]
-    images = ImageDataset(Table(pd.DataFrame({"path": paths})), reader.loaded_model.transform)
-    Path(paths[-1]).unlink()
-    with pytest.raises(InputError, match=f"{paths[-1]}: no such file$") as error:
-        embed_in_processes(reader, images, 2)
-    assert "\n" not in str(error.value)
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

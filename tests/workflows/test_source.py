@@ -102,17 +102,6 @@ def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
     np.testing.assert_allclose(embedded.vectors[-1], alone.vectors[0], rtol=1e-5, atol=1e-6)
 
 
-def test_split_of_embeddings(model: Path, photos: Path, tmp_path: Path) -> None:
-    table = Table.from_folder(photos).split_classes({"train": 0.5, "test": 0.5})
-    vectors = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
-    save_embeddings(tmp_path / "v.parquet", vectors, table)
-    part = EmbeddingReader().embed(str(tmp_path / "v.parquet"), "test")
-    rows = (table.frame["split"] == "test").to_numpy()
-    np.testing.assert_array_equal(part.vectors, vectors[rows])
-    assert part.table.paths == table.subset("test").paths
-    assert part.fingerprint is None
-
-
 def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, photos: Path, tmp_path: Path) -> None:
     fingerprint = load_model(str(model)).fingerprint()
     for file, known in (("v.parquet", fingerprint), ("v.npy", None)):
@@ -134,13 +123,6 @@ def test_fingerprints_are_computed_lazily(
     assert (part.fingerprint, part.fingerprint, len(counted)) == ("abc", "abc", 1)
 
 
-def test_image_sources(photos: Path) -> None:
-    assert len(Source(str(photos / "class0" / "0.png")).table) == 1
-    assert len(Source(str(photos)).table) == 48
-    with pytest.raises(InputError, match="--model"):
-        EmbeddingReader().embed(str(photos))
-
-
 def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path) -> None:
     made_with = {"path_column": "file", "label_column": "kind"}
     table = Table(pd.DataFrame({"path": ["a.png", "b.png"], "label": ["cup", "bowl"]}))
@@ -159,5 +141,5 @@ def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Pat
     assert part.table.frame["label"].tolist() == ["cat", "dog"]
     assert part.table.paths[0] == str(tmp_path / "a.png")
     for read in (reader.embed, reader.list_images, lambda source: list(reader.embed_sources([source]))):
-        with pytest.raises(InputError, match=r"--labels gives labels to files of embeddings; .* is none"):
+        with pytest.raises(InputError, match=r"--labels is for files of embeddings, and .* is not one"):
             read(str(photos / "class0" / "0.png"))

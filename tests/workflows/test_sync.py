@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -139,24 +137,6 @@ def test_an_interrupted_call_goes_on_where_it_was(photos: Path, tmp_path: Path) 
     sync(index, table, embed, block_size=2)
     assert sorted(embed.embedded) == [f"{name}.png" for name in "abcdefg"]
     assert sorted(held(index)) == list("abcdefg")
-
-
-def test_a_call_that_is_killed_at_any_moment_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:
-    names = [f"n{number}" for number in range(40)]
-    table, index = files(photos, **{name: f"0.{number:02d}" for number, name in enumerate(names)}), tmp_path / "index"
-    sync(index, table.take([0]), Embedding())
-    for milliseconds in (1, 5, 10, 20, 40):
-        process = multiprocessing.get_context("fork").Process(target=sync, args=(index, table, Embedding()),
-                                                               kwargs={"block_size": 2})  # fmt: skip
-        process.start()
-        time.sleep(milliseconds / 1000)
-        process.kill()
-        process.join()
-        assert len(set(held(index))) == len(held(index)) >= 1
-    sync(index, table, Embedding(), block_size=2)
-    assert sorted(held(index)) == sorted(names)
-    angles = np.array([float(Path(path).read_text()) for path in Index.load(index).metadata.frame["path"]])
-    np.testing.assert_allclose(Index.load(index).vectors()[:, 0], np.cos(angles), atol=1e-6)
 
 
 def test_images_elsewhere_stay_and_nothing_is_dropped_by_adding(photos: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from vicinal.training import Recipe
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows import TuneSettings, tune
 from vicinal.workflows.tuning import runs
-from vicinal.workflows.tuning.runs import Runner
 from vicinal.workflows.tuning.tune_result import TuneResult
 
 pytestmark = pytest.mark.usefixtures("quick_recipes")
@@ -45,16 +43,11 @@ def test_the_best_settings_end_after_their_best_epoch(study_recipe: Path) -> Non
     assert result.page.read_text().startswith("<!doctype html>")
     assert f"best: trial {best}, recall@1 0.8" in str(result)
     json.dumps(result.to_dict())
-
-
-def test_a_search_has_no_test_images(study_recipe: Path) -> None:
-    start = MadeUp()
-    result = run(study_recipe, start)
+    # None of this has seen test images.
     assert result.test is None
     assert not start.names("evaluate")
-    assert {start.configs[name]["data"]["source"] for name in start.names()} == {
-        str(Path("study/tables/half.parquet").resolve())
-    }
+    sources = {start.configs[name]["data"]["source"] for name in start.names()}
+    assert sources == {str(Path("study/tables/half.parquet").resolve())}
     table = Table.from_parquet("study/tables/half.parquet")
     assert table.splits == ["train", "val"]
     assert table.subset("train").classes == ["c0", "c1", "c2"]
@@ -74,7 +67,7 @@ def test_replay_trains_on_all_classes_and_looks_at_the_test_split_once(study_rec
     assert result.test is not None
     assert result.test["metrics"] == {"recall@1": pytest.approx(curve(final)[1])}
     assert "Metrics on the test split" in result.page.read_text()
-    # Nothing is done again; a better trial that comes later is not looked at either.
+    # Nothing is done again; a better trial that comes later is not evaluated on it.
     again = MadeUp()
     assert run(study_recipe, again, replay=True).test == result.test
     assert not again.started
@@ -83,18 +76,12 @@ def test_replay_trains_on_all_classes_and_looks_at_the_test_split_once(study_rec
     assert later.names() == ["trials/004"]
     assert not later.names("evaluate")
     assert (after.best, after.test) == (4, result.test)
-
-
-def test_an_interrupted_replay_goes_on_with_its_trial(study_recipe: Path) -> None:
-    first = run(study_recipe, MadeUp(), replay=True)
-    Path("study/test.json").unlink()  # it was killed before the look
-    later = MadeUp(lambda config: [0.0, 1.0, 0.0])
-    after = run(study_recipe, later, replay=True, trials=5)
-    assert after.best == 4 != first.best
-    assert later.names() == ["trials/004"]
-    assert later.names("evaluate") == ["final"]
-    assert after.test is not None
-    assert after.test["trial"] == first.best
+    # A replay that was killed before its evaluation goes on with its trial.
+    Path("study/test.json").unlink()
+    again = MadeUp(lambda config: [0.0, 1.0, 0.0])
+    finished = run(study_recipe, again, replay=True, trials=5)
+    assert (again.names(), again.names("evaluate")) == ([], ["final"])
+    assert (finished.best, finished.test["trial"]) == (4, result.best)
 
 
 def test_foreign_images_are_no_test_images(study_recipe: Path) -> None:
@@ -264,35 +251,6 @@ def test_weights_of_trials_are_deleted_unless_they_are_to_be_kept(study_recipe: 
 # Stopping and continuing ----------------------------------------------------------------------------------------------
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool]) -> None:
-    """Let the study be asked to stop at some time."""
-    original = Runner.__init__
-
-    def init(self: Runner, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        self.is_stopping = is_time
-
-    monkeypatch.setattr(Runner, "__init__", init)
-
-
-def test_an_interrupted_trial_is_continued_with_its_settings(
-    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = MadeUp()
-    with monkeypatch.context() as patch:
-        interrupted(patch, lambda: len(start.runs) == 3 and start.runs[-1].epoch > 0)
-        with pytest.raises(TrainingStoppedError, match="the same command continues the study"):
-            run(study_recipe, start, trials=4)
-    assert start.runs[-1].asked == ["terminate"]
-    assert start.names() == ["trials/000", "trials/001", "trials/002"]
-    result = run(study_recipe, start, trials=4)
-    assert start.names() == ["trials/000", "trials/001", "trials/002", "trials/002", "trials/004"]
-    rates = [trial.values["optimizer.lr"] for trial in result.trials]
-    assert [start.runs[at].scores for at in (2, 3)] == [curve({"optimizer": {"lr": rates[2]}})] * 2
-    assert [trial.number for trial in result.trials] == [0, 1, 2, 4]  # Optuna counts both attempts
-    assert len(set(rates)) == 4
-
-
 def test_a_study_is_continued_without_its_recipe(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(), trials=1, held_out="2")
     study_recipe.unlink()
@@ -302,19 +260,16 @@ def test_a_study_is_continued_without_its_recipe(study_recipe: Path) -> None:
     assert len(result.trials) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "message"),
-    [
+def test_another_study_is_refused(study_recipe: Path) -> None:
+    run(study_recipe, MadeUp(), trials=1)
+    for words, options, message in (
         ([LR, "--epochs=4"], {}, "study holds another study: epochs = 4 differs from the study's own 3; give another"),
         (["--search.optimizer.lr={log: [0.001, 0.2]}"], {}, "another study: search.optimizer.lr is another one"),
         ([LR, "--search.model.dim=[8, 16]"], {}, "another study: search.model.dim is another one"),
         ([LR], {"held_out": "2"}, "another study: held_out = 2 differs from the study's own half"),
-    ],
-)
-def test_another_study_is_refused(study_recipe: Path, words: list[str], options: dict[str, Any], message: str) -> None:
-    run(study_recipe, MadeUp(), trials=1)
-    with pytest.raises(InputError, match=message):
-        run(study_recipe, MadeUp(), *words, **options)
+    ):
+        with pytest.raises(InputError, match=message):
+            run(study_recipe, MadeUp(), *words, **options)
 
 
 def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:

@@ -6,20 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
-from vicinal.cli.inputs import (
-    IMAGES,
-    SOURCE,
-    add_embedding,
-    add_groups,
-    add_json,
-    check_embedding,
-    check_index,
-    check_model,
-    check_source,
-    read_embedding,
-    require_labels,
-)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -32,21 +20,23 @@ def add_calibrate(parser: Parser) -> None:
     """Add the flags of `vicinal calibrate`."""
     from vicinal.workflows.settings import CalibrationSettings
 
-    parser.add_argument("source", help=f"{SOURCE}, with labels; with --images: a model. Its split val, if it has one")
-    parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {IMAGES}. The source is then a "
-                        "run or a model")  # fmt: skip
+    parser.add_argument(
+        "source", help=f"{inputs.SOURCE}, with labels; with --images: a model. Its split val, if it has one"
+    )
+    parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {inputs.IMAGES}. The source is "
+                        "then a run or a model")  # fmt: skip
     parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
                         "labels: the index that will be searched, or training images. A rate holds for a gallery of "
                         "about the same size")  # fmt: skip
-    parser.add_argument("--strangers", metavar="SOURCE", help="images of what is none of the things to be known, "
+    parser.add_argument("--strangers", metavar="SOURCE", help="images of other kinds of things, "
                         "such as pictures of other shops, without labels; no more of them are accepted")  # fmt: skip
-    add_groups(parser)
+    inputs.add_groups(parser)
     parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
                         "searches then say match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
     add_settings(parser, CalibrationSettings)
-    add_embedding(parser)
-    add_json(parser)
+    inputs.add_embedding(parser)
+    inputs.add_json(parser)
 
 
 def calibrate(arguments: Arguments) -> None:
@@ -64,9 +54,9 @@ def calibrate(arguments: Arguments) -> None:
     if arguments.images is not None:
         source, model = arguments.images, arguments.source
         arguments.model = model
-    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
+    reader = inputs.read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", default_split="val")
     embedded = reader.embed(source, arguments.split)
-    require_labels(source, embedded.table, "a calibration")
+    inputs.require_labels(source, embedded.table, "a calibration")
     embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern, arguments.group_minutes))
     warn_of_series(source, embedded)
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
@@ -94,16 +84,16 @@ def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable
 
 def _check(arguments: Arguments) -> None:
     """Raise InputError if the flags contradict each other or a source does not exist; before anything slow."""
-    check_embedding(arguments)
+    inputs.check_embedding(arguments)
     if arguments.index is not None:
-        check_index(arguments.index)
-    check_source(arguments.gallery)
-    check_source(arguments.strangers)
+        inputs.check_index(arguments.index)
+    inputs.check_source(arguments.gallery)
+    inputs.check_source(arguments.strangers)
     if arguments.out is not None and not arguments.out.lower().endswith(".json"):
         raise InputError(f"--out {arguments.out}: name a file ending in .json")
     if arguments.images is None:
-        return check_source(arguments.source)
+        return inputs.check_source(arguments.source)
     if getattr(arguments, "model", None) is not None:
         raise InputError("with --images the source is the model; leave out --model")
-    check_model(arguments.source)
-    check_source(arguments.images)
+    inputs.check_model(arguments.source)
+    inputs.check_source(arguments.images)

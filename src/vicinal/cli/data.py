@@ -1,4 +1,4 @@
-"""`vicinal data`: statistics, splits and noise of a dataset."""
+"""`vicinal data` and `vicinal clean`: statistics, splits and noise of a dataset, and what may be wrong with it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
-from vicinal.cli.inputs import IMAGES, add_json, check_files, check_source
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -23,7 +23,7 @@ def add_data(parser: Parser) -> None:
     """Add the flags of `vicinal data`: they are the keys of the group `data` of a recipe."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
-    parser.add_argument("source", help=IMAGES)
+    parser.add_argument("source", help=inputs.IMAGES)
     add_settings(parser, DataSettings, skip=("source", "noise", "cache", *OF_READING))
     parser.add_argument(
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
@@ -38,7 +38,7 @@ def add_data(parser: Parser) -> None:
     parser.add_argument("--apply", metavar="FILE", help="first drop and relabel images by the decisions in this .csv "
                         "file, such as that of the page of vicinal clean; image files stay as they are")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
-    add_json(parser)
+    inputs.add_json(parser)
     parser.epilog = f"benchmarks: {', '.join(BENCHMARKS)}"
     noise = parser.add_argument_group("noise, added to the split train or to a table without splits")
     add_settings(noise, NoiseSettings, prefix="noise.")
@@ -49,8 +49,8 @@ def data(arguments: Arguments) -> None:
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
-    check_source(settings.source)
-    check_files(settings.root, arguments.apply)
+    inputs.check_source(settings.source)
+    inputs.check_files(settings.root, arguments.apply)
     if arguments.apply and arguments.out and os.path.realpath(arguments.apply) == os.path.realpath(arguments.out):
         raise InputError(f"--out {arguments.out}: holds the decisions to apply, which would be lost; name another file")
     from vicinal.data import add_noise, split_fingerprint
@@ -92,3 +92,85 @@ def _load(arguments: Arguments, settings: DataSettings) -> tuple[Table, dict[str
         if not len(table):
             raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
     return table, other_files
+
+
+PAGE = "cleaning.html"
+SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
+
+
+def add_clean(parser: Parser) -> None:
+    """Add the flags of `vicinal clean`."""
+    from vicinal.workflows.settings import CleanSettings
+
+    parser.add_argument("source", help=f"{inputs.SOURCE}. Labels are optional")
+    parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
+    parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
+                        "columns for decisions")  # fmt: skip
+    parser.add_argument("--decisions", metavar="FILE", help="decisions.csv of an earlier page, with which the new "
+                        "page begins")  # fmt: skip
+    parser.add_argument("--title", help="the title of the page")
+    inputs.add_json(parser)
+    add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
+    inputs.add_embedding(parser)
+    parser.show_first(
+        "out", "csv", "decisions", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where",
+        "engine",
+    )  # fmt: skip
+
+
+def clean(arguments: Arguments) -> None:
+    """Find broken files, duplicates, label errors, outliers and more, and write a page to look through."""
+    from vicinal.workflows.settings import CleanSettings
+
+    inputs.check_source(arguments.source)
+    _check_files_to_write(arguments)
+    settings = read_settings(CleanSettings, arguments)
+    inputs.check_embedding(arguments)
+    inputs.check_files(arguments.decisions)
+    from pathlib import Path
+
+    from vicinal.report.page.cleaning import write_cleaning_page
+    from vicinal.workflows.clean import find_problems_of_source, images_folder, write_findings
+
+    reader = inputs.read_embedding(arguments)
+    findings = find_problems_of_source(reader, arguments.source, settings, arguments.split)
+    if arguments.csv is not None:
+        write_findings(arguments.csv, findings)
+        log(f"wrote {arguments.csv}")
+    title = arguments.title or Path(arguments.source).resolve().name or arguments.source
+    folder = images_folder(reader, arguments.source, arguments.split)
+    write_cleaning_page(arguments.out, findings, title=title, folder=folder, decisions=arguments.decisions)
+    counts = findings.counts
+    if arguments.json:
+        print_result({"images": len(findings.table), "findings": counts, "page": str(arguments.out)})
+    else:
+        width = max(map(len, counts))
+        lines = [f"{name.replace('_', ' '):{width}}  {number:,}" for name, number in counts.items()]
+        print_result("\n".join([*lines, str(arguments.out)]))
+
+
+def _check_files_to_write(arguments: Arguments) -> None:
+    """Refuse, before anything is read, to write over the source, over decisions, or one file over another."""
+    taken = {os.path.realpath(arguments.source): "the source"}
+    if hasattr(arguments, "labels"):
+        taken[os.path.realpath(arguments.labels)] = "--labels"
+    for flag, suffixes in SUFFIXES.items():
+        file = getattr(arguments, flag)
+        if file is None:
+            continue
+        if not file.lower().endswith(suffixes):
+            raise InputError(f"--{flag} {file}: name a file ending in {' or '.join(suffixes)}")
+        if os.path.isdir(file):
+            raise InputError(f"--{flag} {file}: is a folder; name a file")
+        other = taken.setdefault(os.path.realpath(file), f"--{flag}")
+        if other != f"--{flag}":
+            raise InputError(f"--{flag} {file}: is {other} too; name another file")
+        if flag == "csv" and os.path.exists(file):
+            _check_undecided(file)
+
+
+def _check_undecided(file: str) -> None:
+    from vicinal.workflows.clean import num_decisions
+
+    if number := num_decisions(file):
+        raise InputError(f"--csv {file}: holds {number} decisions, which would be lost; name another file")

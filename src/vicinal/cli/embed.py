@@ -7,18 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.inputs import (
-    SOURCE,
-    add_embedding,
-    add_refiner,
-    check_embedding,
-    check_files,
-    check_refiner,
-    check_source,
-    load_refiner,
-    read_embedding,
-)
+from vicinal.cli import inputs
+from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -31,13 +21,13 @@ SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 def add_embed(parser: Parser) -> None:
     """Add the flags of `vicinal embed`."""
-    parser.add_argument("source", nargs="?", help=SOURCE)
+    parser.add_argument("source", nargs="?", help=inputs.SOURCE)
     parser.add_argument(
         "--out", metavar="PATH",
         help=".parquet, or .npy with a .table.csv of paths and labels; with --shard or --ray, a folder for all shards",
     )  # fmt: skip
-    add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
-    add_embedding(parser)
+    inputs.add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
+    inputs.add_embedding(parser)
     group = parser.add_argument_group("shards of many images")
     group.add_argument(
         "--shard", type=_shard, metavar="I/N",
@@ -72,19 +62,19 @@ def embed(arguments: Arguments) -> None:
     _check_combination(arguments)
     if arguments.verify is not None or arguments.merge is not None:
         return _merge(arguments)
-    check_source(arguments.source)
-    check_embedding(arguments)
+    inputs.check_source(arguments.source)
+    inputs.check_embedding(arguments)
     if arguments.shard is not None or arguments.ray is not None:
         return _embed_shard(arguments)
     from vicinal.data import save_embeddings
 
-    refiner = load_refiner(arguments)
-    embedded = read_embedding(arguments).embed(arguments.source, arguments.split)
+    refiner = inputs.load_refiner(arguments)
+    embedded = inputs.read_embedding(arguments).embed(arguments.source, arguments.split)
     vectors, fingerprint = embedded.vectors, embedded.fingerprint
     if refiner is not None:
         from vicinal.retrieval import refine
 
-        check_refiner(refiner, embedded)
+        inputs.check_refiner(refiner, embedded)
         vectors = refine(refiner, embedded.vectors)
         fingerprint = None if fingerprint is None else f"{fingerprint}+{refiner.fingerprint()}"
     save_embeddings(arguments.out, vectors, embedded.table, fingerprint, embedded.engine)
@@ -93,7 +83,6 @@ def embed(arguments: Arguments) -> None:
 
 
 def _check_combination(arguments: Arguments) -> None:
-    """Raise InputError if flags exclude each other or are missing, before anything is read."""
     given = [name for name in ("source", "merge", "verify") if getattr(arguments, name) is not None]
     in_parts = arguments.shard is not None or arguments.ray is not None
     message = None
@@ -122,7 +111,6 @@ def _check_combination(arguments: Arguments) -> None:
 
 
 def _embed_shard(arguments: Arguments) -> None:
-    """Embed one shard of a source, here or on a Ray cluster."""
     if arguments.ray is not None:
         from vicinal.workflows.ray_job import check_reachable
 
@@ -130,7 +118,7 @@ def _embed_shard(arguments: Arguments) -> None:
     from vicinal.utils.console import counted
     from vicinal.workflows.shards import PART_SIZE
 
-    reader, (shard, num_shards) = read_embedding(arguments), arguments.shard or (1, 1)
+    reader, (shard, num_shards) = inputs.read_embedding(arguments), arguments.shard or (1, 1)
     what, part_size = (reader, arguments.source, arguments.out), arguments.part_size or PART_SIZE
     if arguments.ray is None:
         from vicinal.workflows.shards import embed_shard
@@ -146,9 +134,8 @@ def _embed_shard(arguments: Arguments) -> None:
 
 
 def _merge(arguments: Arguments) -> None:
-    """Merge or verify the shards in a folder."""
     folder = arguments.merge or arguments.verify
-    check_files(folder)
+    inputs.check_files(folder)
     from vicinal.data import merge_shards, verify_shards
     from vicinal.utils.console import counted, listed
 
@@ -167,7 +154,7 @@ def _merge(arguments: Arguments) -> None:
 
 def add_whiten(parser: Parser) -> None:
     """Add the flags of `vicinal whiten`."""
-    parser.add_argument("source", help=f"the training images: {SOURCE}")
+    parser.add_argument("source", help=f"the training images: {inputs.SOURCE}")
     parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors file for --whitening of other verbs")
     parser.add_argument(
         "--dim",
@@ -176,19 +163,19 @@ def add_whiten(parser: Parser) -> None:
         help="dimension of whitened vectors (default: the dimension before)",
     )
     parser.add_argument(
-        "--shrinkage", type=float, default=0.0, metavar="FLOAT",
+        "--shrinkage", type=flag_type(float), default=0.0, metavar="FLOAT",
         help="from 0 to 1: how much the scaling of directions of low variance is reduced (default: 0)",
     )  # fmt: skip
-    add_embedding(parser, whitening=False)
+    inputs.add_embedding(parser, whitening=False)
 
 
 def whiten(arguments: Arguments) -> None:
     """Learn PCA whitening from the embeddings of the split train, if there is one, for --whitening of other verbs."""
-    check_source(arguments.source)
-    check_embedding(arguments)
+    inputs.check_source(arguments.source)
+    inputs.check_embedding(arguments)
     from vicinal.retrieval import PCAWhitening
 
-    reader = read_embedding(arguments, default_split="train", dim=None)  # --dim is that of the whitening
+    reader = inputs.read_embedding(arguments, default_split="train", dim=None)  # --dim is that of the whitening
     embedded = reader.embed(arguments.source, arguments.split)
     whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
     whitening.save(arguments.out)

@@ -1,4 +1,4 @@
-"""`vicinal evaluate` and `vicinal report`: metrics of embeddings, as a table or as a page."""
+"""`vicinal evaluate` and `vicinal report`: metrics of embeddings or of pairs, as a table or as a page."""
 
 from __future__ import annotations
 
@@ -8,24 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
-from vicinal.cli.inputs import (
-    IMAGES,
-    SOURCE,
-    add_embedding,
-    add_groups,
-    add_json,
-    add_refiner,
-    check_embedding,
-    check_files,
-    check_model,
-    check_refiner,
-    check_source,
-    load_refiner,
-    read_embedding,
-    require_labels,
-)
-from vicinal.cli.reranking_flags import add_reranking, read_reranking
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 
@@ -53,7 +37,7 @@ def add_evaluate(parser: Parser) -> None:
         help="bootstrap confidence intervals: resample classes (what --intervals alone means), which tells how the "
         "model performs on other classes, or queries. --compare always has them",
     )  # fmt: skip
-    add_groups(parser)
+    inputs.add_groups(parser)
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
     parser.add_argument("--pairs", metavar="FILE", help="instead: tell which listed pairs are of one class. A .csv "
@@ -66,10 +50,10 @@ def add_evaluate(parser: Parser) -> None:
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
     _add_refinement(parser)
-    add_reranking(parser, "metrics before and after re-ranking")
-    add_embedding(parser)
+    inputs.add_reranking(parser, "metrics before and after re-ranking")
+    inputs.add_embedding(parser)
     printed = parser.add_mutually_exclusive_group()
-    add_json(printed)
+    inputs.add_json(printed)
     printed.add_argument("--csv", action="store_true", help="print the table of results as CSV, values from 0 to 1")
     parser.show_first(
         "images", "model", "split", "compare", "intervals", "group_pattern", "group_minutes", "group_by", "recall_at",
@@ -88,16 +72,14 @@ def add_report(parser: Parser) -> None:
                         help="maximum number of images on the map (default: 2000)")  # fmt: skip
     add_settings(parser, EvaluationSettings, skip=("intervals", "root", "group_by", "clusters", "protocol"))
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
-                        help="what is resampled for confidence intervals (default: classes)")  # fmt: skip
-    add_groups(parser)
-    add_embedding(parser)
+                        help="units that are resampled for confidence intervals (default: classes)")  # fmt: skip
+    inputs.add_groups(parser)
+    inputs.add_embedding(parser)
 
 
 def evaluate(arguments: Arguments) -> None:
     """Evaluate how well images of one class find each other: recall@k, mAP@R, R-precision, mAP and more."""
     if arguments.pairs is not None:
-        from vicinal.cli.pairs import evaluate_pair_list
-
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
     _check_sources(arguments)
@@ -106,7 +88,7 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.devices in (None, 1) and Launch.of().launcher is None:
         return _evaluate(arguments, divided=False)
     _check_division(arguments)
-    from vicinal.training.torchrun import needs_processes, run_in_processes
+    from vicinal.training.processes import needs_processes, run_in_processes
 
     if needs_processes(arguments.devices):
         return run_in_processes(arguments.words, arguments.devices)
@@ -125,7 +107,7 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
-            require_labels(name, embedded.table, "evaluation")
+            inputs.require_labels(name, embedded.table, "evaluation")
     if is_main_process():
         name = next(iter(sources))
         warn_of_series(name, sources[name])
@@ -160,9 +142,11 @@ def report(arguments: Arguments) -> None:
 
 
 def _add_sources(parser: Parser) -> None:
-    parser.add_argument("sources", nargs="*", metavar="source", help=f"{SOURCE}; with --images: a model, or --model")
-    parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {IMAGES}. The sources are then "
-                        "runs, model folders, models on the Hugging Face Hub, or untrained backbones, such as "
+    parser.add_argument(
+        "sources", nargs="*", metavar="source", help=f"{inputs.SOURCE}; with --images: a model, or --model"
+    )
+    parser.add_argument("--images", metavar="SOURCE", help=f"evaluate on these images: {inputs.IMAGES}. The sources "
+                        "are then runs, model folders, models on the Hugging Face Hub, or untrained backbones, such as "
                         "timm/resnet50")  # fmt: skip
     parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file, with "
                         "--labels")  # fmt: skip
@@ -170,7 +154,7 @@ def _add_sources(parser: Parser) -> None:
 
 def _add_refinement(parser: Parser) -> None:
     group = parser.add_argument_group("refinement", "metrics before and after refinement")
-    add_refiner(group, "refines every embedding by its nearest neighbors, before --rerank")
+    inputs.add_refiner(group, "refines every embedding by its nearest neighbors, before --rerank")
     group.add_argument(
         "--context", choices=["everything", "gallery"],
         help="the images among which a refiner finds neighbors: everything (the default), queries and gallery "
@@ -192,7 +176,7 @@ def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     if arguments.context and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
-    reranking, refiner = read_reranking(arguments), load_refiner(arguments)
+    reranking, refiner = inputs.read_reranking(arguments), inputs.load_refiner(arguments)
     if refiner is not None:
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
     return None if reranking is None else lambda _: reranking
@@ -203,16 +187,15 @@ def _refinement(
 ) -> Reranking:
     from vicinal.retrieval import Refinement, SequentialReranking
 
-    check_refiner(refiner, embedded)
+    inputs.check_refiner(refiner, embedded)
     refinement = Refinement(refiner, context)
     return refinement if reranking is None else SequentialReranking(refinement, reranking)
 
 
 def _check_combination(arguments: Arguments) -> None:
-    """Raise InputError if flags exclude each other, before anything is computed."""
     combined, reranked = arguments.compare or arguments.average, arguments.rerank or arguments.refiner
     several = len(arguments.sources) > 1
-    for given, is_impossible, message in (
+    for given, is_invalid, message in (
         (combined, not several, "--compare and --average need several sources; name two or more"),
         (arguments.per_query, several or reranked, "--per_query is for one source without re-ranking; name one, "
          "without --rerank and --refiner"),
@@ -222,15 +205,14 @@ def _check_combination(arguments: Arguments) -> None:
          "--rerank and --refiner"),
         (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
     ):  # fmt: skip
-        if given and is_impossible:
+        if given and is_invalid:
             raise InputError(message)
     if arguments.per_query and not arguments.per_query.lower().endswith((".csv", ".parquet")):
         raise InputError(f"--per_query {arguments.per_query}: name a file ending in .csv or .parquet")
 
 
 def _check_sources(arguments: Arguments) -> None:
-    """Raise InputError if the sources of the flags contradict each other or do not exist."""
-    check_embedding(arguments)
+    inputs.check_embedding(arguments)
     if arguments.images is not None and not arguments.sources and getattr(arguments, "model", None) is not None:
         arguments.sources, arguments.model = [arguments.model], None
     sources, model, labels = arguments.sources, getattr(arguments, "model", None), getattr(arguments, "labels", None)
@@ -239,7 +221,7 @@ def _check_sources(arguments: Arguments) -> None:
             raise InputError("--embeddings is a file of vectors; give their labels with --labels")
         if sources or arguments.images:
             raise InputError("--embeddings and --labels replace a source; leave out the source")
-        return check_files(arguments.embeddings)
+        return inputs.check_files(arguments.embeddings)
     if not sources:
         raise InputError("no source: name one (before flags that take several values), or give --embeddings, --labels")
     for name in sources:
@@ -247,17 +229,16 @@ def _check_sources(arguments: Arguments) -> None:
             raise InputError(f"{name} is named twice; name every source once")
     if arguments.images is None:
         for name in sources:
-            check_source(name)
+            inputs.check_source(name)
     elif model is not None:
         raise InputError("with --images the sources are the models; leave out --model")
     else:
         for name in sources:
-            check_model(name)
-    check_source(arguments.images)
+            inputs.check_model(name)
+    inputs.check_source(arguments.images)
 
 
 def _check_division(arguments: Arguments) -> None:
-    """Raise InputError if several processes cannot divide what is asked for."""
     from vicinal.workflows.source import Source
 
     if (arguments.devices or 1) > (os.cpu_count() or 1):
@@ -275,14 +256,15 @@ def _check_division(arguments: Arguments) -> None:
 
 
 def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedTable]:
-    """Name -> embeddings of every source."""
     from vicinal.data.groups import with_groups
     from vicinal.workflows.embedding_reader import embed_several
     from vicinal.workflows.source import Source
 
     given = vars(arguments)
     measure = len(arguments.sources) > 1 and not given.get("average")
-    reader = read_embedding(arguments, query_gallery_only=True, folder_on_error="raise", measure=measure, mapped=mapped)
+    reader = inputs.read_embedding(
+        arguments, query_gallery_only=True, folder_on_error="raise", measure=measure, mapped=mapped
+    )
     if arguments.images is not None and Source(arguments.images).kind == "embeddings":
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
@@ -311,3 +293,30 @@ def _log_warnings(name: str, table: Table) -> None:
     num_noisy, num_labels = count_noisy_labels(table)
     if num_noisy:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
+
+
+OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
+          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices",
+          "checkpoint")  # fmt: skip
+
+
+def evaluate_pair_list(arguments: Arguments) -> None:
+    """Evaluate the pairs of a list by the embeddings of one source, or of the listed images by a model."""
+    for name in OTHERS:
+        if getattr(arguments, name, None) not in (None, False):
+            raise InputError(f"--{name} is about rankings, not about --pairs; leave one of them out")
+    if len(arguments.sources) > 1:
+        raise InputError(f"--pairs is for one source; {len(arguments.sources)} are named")
+    source = arguments.sources[0] if arguments.sources else None
+    if source is None and getattr(arguments, "model", None) is None:
+        raise InputError("--pairs needs a source that holds the images, or --model to embed those of the list")
+    inputs.check_files(arguments.pairs)
+    inputs.check_embedding(arguments)
+    inputs.check_source(source)
+    from vicinal.workflows.pairs import PairList
+
+    pairs = PairList.read(arguments.pairs, getattr(arguments, "root", None))
+    reader = inputs.read_embedding(arguments, folder_on_error="raise")
+    embedded = reader.embed_table(pairs.images()) if source is None else reader.embed(source, arguments.split)
+    result = pairs.evaluate(embedded)
+    print_result(result.to_dict() if arguments.json else str(result))

@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 import yaml
 
+from vicinal.utils.arguments import argument_texts
 from vicinal.utils.console import is_main_process, printable
-from vicinal.utils.docstrings import argument_texts
 
 Settings = TypeVar("Settings")
 Arguments = argparse.Namespace
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         """Words of a command line in which a flag does not take positional arguments for values that it cannot have.
 
         A flag with any number of values takes all words up to the next flag: without a separator, `--intervals run`
-        would be an interval called run. What is after `--` is not looked at.
+        would be an interval called run. Words after `--` are ignored.
         """
         self.add_argument(SEPARATOR, action="store_true", help=argparse.SUPPRESS)
         result: list[str] = []
@@ -98,8 +98,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """Shows the help with all flags."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         assert isinstance(parser, Parser)
         parser.first = ()
@@ -192,7 +190,6 @@ def read_settings(settings: type[Settings], arguments: Arguments, prefix: str = 
 
 
 def _reading(kind: Any) -> dict[str, Any]:
-    """The options with which argparse reads values of a type."""
     full = kind
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not NoneType)
@@ -204,8 +201,20 @@ def _reading(kind: Any) -> dict[str, Any]:
         return {"type": partial(_read_yaml, full), "metavar": "YAML"}
     if get_origin(kind) in (list, tuple, Sequence):
         kind = get_args(kind)[0]
-        return {"type": kind, "metavar": kind.__name__.upper(), "nargs": "+"}
-    return {"type": kind, "metavar": kind.__name__.upper()}
+        return {"type": flag_type(kind), "metavar": kind.__name__.upper(), "nargs": "+"}
+    return {"type": flag_type(kind), "metavar": kind.__name__.upper()}
+
+
+def flag_type(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag whose values are text or numbers, with a message in words for other values."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is not {'an integer' if kind is int else 'a number'}") from None
+
+    return read
 
 
 def _read_yaml(kind: Any, text: str) -> Any:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.index_changes import add_images, build_index, sync_images
-from vicinal.cli.inputs import (
-    INDEX,
-    SOURCE,
-    add_embedding,
-    add_json,
-    add_refiner,
-    check_embedding,
-    check_index,
-    check_source,
-    is_url,
-)
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import ImageIndex
+    from vicinal.data import Table
+    from vicinal.models import ContextRefiner
+    from vicinal.retrieval import ImageIndex, Index, RemoteIndex
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 LEARNED = ("ivfpq", "rabitq")  # kinds that are trained on all images
 REFINER = (
@@ -54,7 +48,7 @@ def build(arguments: Arguments) -> None:
 
 def add(arguments: Arguments) -> None:
     """Add the images that an index does not have yet, or whose files have changed."""
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     _check_source(arguments)
     add_images(arguments)
     _print_facts(arguments)
@@ -66,8 +60,8 @@ def sync(arguments: Arguments) -> None:
     if arguments.source is None:
         if root is None:
             raise InputError("give the folder or table of images, or with --root the folder where the images are now")
-        check_index(arguments.index)
-        check_embedding(arguments)
+        inputs.check_index(arguments.index)
+        inputs.check_embedding(arguments)
         from vicinal.retrieval import Index
 
         with Index.open(arguments.index, arguments.timeout) as opened:
@@ -86,7 +80,7 @@ def delete(arguments: Arguments) -> None:
     """Delete images by id, by path, by the path of a folder, or by a condition."""
     if bool(arguments.images) == (arguments.where is not None):
         raise InputError('give either ids and paths, or --where alone, such as --where "price > 20"')
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     from vicinal.retrieval import Index
 
     with Index.open(arguments.index, arguments.timeout) as opened:
@@ -96,7 +90,7 @@ def delete(arguments: Arguments) -> None:
 
 def list_(arguments: Arguments) -> None:
     """Print the columns of the images of an index, or what it is and holds in all."""
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     if arguments.facts:
         if arguments.where is not None:
             raise InputError("--facts is about the whole index; leave out --where")
@@ -119,7 +113,7 @@ def list_(arguments: Arguments) -> None:
 
 def verify(arguments: Arguments) -> None:
     """Compare an index with exact search for some of its own vectors: recall at 10 and latency."""
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     from vicinal.retrieval import Index
     from vicinal.retrieval.index.verification import verify_index
 
@@ -129,24 +123,22 @@ def verify(arguments: Arguments) -> None:
 
 
 def _print_facts(arguments: Arguments) -> None:
-    """Print what an index is and holds."""
     from vicinal.retrieval import Index
 
     facts = Index.load(arguments.index, arguments.timeout).describe()
     print_result(facts if arguments.json else "\n".join(f"{name:20s} {value}" for name, value in facts.items()))
 
 
-# what is refused before anything is read or embedded
+# mistakes that are refused before anything is read or embedded
 
 
 def _check_source(arguments: Arguments) -> None:
-    """Raise InputError if flags name what is not there, or a place that cannot hold the index."""
     kind = getattr(arguments, "kind", None)
     if getattr(arguments, "rescore", None) is not None and not kind:
         raise InputError("--rescore is about an index of codes; give --kind too, such as sq8")
-    check_source(arguments.source)
-    check_embedding(arguments)
-    if not is_url(arguments.index):
+    inputs.check_source(arguments.source)
+    inputs.check_embedding(arguments)
+    if not inputs.is_url(arguments.index):
         from vicinal.retrieval.index.index_state import check_target
 
         return check_target(Path(arguments.index))
@@ -182,7 +174,7 @@ def _ids_to_delete(opened: ImageIndex, arguments: Arguments) -> Sequence[int]:
 
 
 def _add_place(parser: Parser) -> None:
-    parser.add_argument("index", help=INDEX)
+    parser.add_argument("index", help=inputs.INDEX)
 
 
 def _add_common(parser: Parser) -> None:
@@ -191,21 +183,19 @@ def _add_common(parser: Parser) -> None:
         help="wait so long while another process writes the index, or ask a database again so long when the "
         "connection is cut (default: 600)",
     )  # fmt: skip
-    add_json(parser)
+    inputs.add_json(parser)
 
 
 def _add_source(parser: Parser, purpose: str, *first: str, **options: Any) -> None:
-    """Add the flags about images of a source."""
     _add_place(parser)
     parser.add_argument("source", help=purpose, **options)
-    add_refiner(parser, REFINER)
-    add_embedding(parser)
+    inputs.add_refiner(parser, REFINER)
+    inputs.add_embedding(parser)
     _add_common(parser)
     parser.show_first(*first, "refiner", "model", "whitening", "split", "where", "labels", "root", "timeout", "json")
 
 
 def _add_kind(parser: Parser) -> None:
-    """Add the flags about the kind of a new index."""
     parser.add_argument(
         "--kind", choices=["auto", "exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"],
         help="exact compares with every image; hnsw is faster and nearly exact; the others need less memory: sq8 a "
@@ -222,11 +212,7 @@ def _add_kind(parser: Parser) -> None:
 def _add_build(parser: Parser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     _add_kind(parser)
-    _add_source(parser, SOURCE, "overwrite", "kind", "rescore")
-
-
-def _add_add(parser: Parser) -> None:
-    _add_source(parser, SOURCE)
+    _add_source(parser, inputs.SOURCE, "overwrite", "kind", "rescore")
 
 
 def _add_sync(parser: Parser) -> None:
@@ -263,9 +249,140 @@ def _add_verify(parser: Parser) -> None:
 
 INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     build: _add_build,
-    add: _add_add,
+    add: partial(_add_source, purpose=inputs.SOURCE),
     sync: _add_sync,
     delete: _add_delete,
     list_: _add_list,
     verify: _add_verify,
 }
+
+
+def build_index(arguments: Arguments) -> None:
+    """Build and save an index of the source."""
+    from vicinal.retrieval import Index
+    from vicinal.workflows.sync import with_file_facts
+
+    in_batches = _is_built_in_batches(arguments)
+    reader, refiner = inputs.read_embedding(arguments, mapped=in_batches), inputs.load_refiner(arguments)
+    embedded = reader.embed(arguments.source, arguments.split)
+    table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
+    index = _new_index(arguments, embedded, table, refiner)
+    if isinstance(index, Index):
+        index.save(arguments.index, arguments.timeout)
+
+
+def _is_built_in_batches(arguments: Arguments) -> bool:
+    """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
+    from vicinal.retrieval.index.kinds import DEFAULT_RESCORE
+
+    is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not inputs.is_url(arguments.index)
+    return is_plain and not _is_of_images(arguments.source)
+
+
+def _new_index(
+    arguments: Arguments, embedded: EmbeddedTable, table: Table, refiner: ContextRefiner | None
+) -> Index | RemoteIndex:
+    """A new index: in memory, or complete in its folder or in a database."""
+    from vicinal.retrieval import Index, RemoteIndex
+
+    inputs.check_refiner(refiner, embedded)
+    options = {
+        "kind": arguments.kind or "auto", "model_fingerprint": embedded.fingerprint, "rescore": arguments.rescore,
+        "made_with": inputs.made_with(arguments, arguments.source, embedded.engine),
+        "overwrite": getattr(arguments, "overwrite", False), "timeout": arguments.timeout,
+    }  # fmt: skip
+    index: Index | RemoteIndex
+    if inputs.is_url(arguments.index):
+        index = RemoteIndex.build(embedded.vectors, table, arguments.index, **options)
+    else:
+        folder = arguments.index if _is_built_in_batches(arguments) else None
+        index = Index.build(embedded.vectors, table, refiner=refiner, folder=folder, **options)
+    index.root = _root(arguments)
+    if "model" in index.made_with:
+        from vicinal.workflows.calibration_places import stored_calibration
+
+        index.calibration = stored_calibration(index.made_with["model"], index.fingerprint())
+    return index
+
+
+def _root(arguments: Arguments) -> str | None:
+    """The folder of the source's images, from which their paths are kept; None if it is not a folder or table."""
+    source = arguments.source
+    if not inputs.are_images([source]):
+        return None
+    if Path(source).suffix.lower() in (".csv", ".parquet") and Path(source).is_file():
+        return os.path.abspath(getattr(arguments, "root", None) or Path(source).parent)
+    return os.path.abspath(source) if os.path.isdir(source) else None
+
+
+def _is_of_images(source: str) -> bool:
+    """Whether a source is embedded here, and holds no embeddings."""
+    from vicinal.workflows.source import Source
+
+    return Source(source).has_images
+
+
+def _reader(arguments: Arguments) -> tuple[EmbeddingReader, ContextRefiner | None]:
+    """The embedder of the source, by that of the index if it exists."""
+    from vicinal.retrieval import Index
+    from vicinal.workflows.sync import index_exists
+
+    if not index_exists(arguments.index, arguments.timeout):
+        return inputs.read_embedding(arguments), inputs.load_refiner(arguments)
+    index = Index.load(arguments.index)
+    reader, refiner = inputs.reader_for(index, arguments, [arguments.source])
+    if inputs.are_images([arguments.source]):  # before many of them are embedded
+        index.check_model(reader.fingerprint, inputs.made_with(arguments, arguments.source))
+    return reader, refiner
+
+
+def sync_images(arguments: Arguments, drop: bool) -> None:
+    """Add the new and the changed images of a source, and drop those that it does not hold any more."""
+    from vicinal.workflows.sync import sync_index
+
+    source = arguments.source
+    if not _is_of_images(source):
+        raise InputError(f"{source} holds embeddings; sync takes a folder or table of images")
+    reader, refiner = _reader(arguments)
+    flags = inputs.made_with(arguments, source)
+
+    def upsert(index: ImageIndex, embedded: EmbeddedTable) -> None:
+        index.check_refiner(refiner)
+        inputs.check_models(index, refiner, embedded, flags)
+        index.upsert(embedded.vectors, embedded.table, refiner)
+
+    changes = sync_index(
+        arguments.index,
+        reader.read_table(source, arguments.split),
+        reader.embed_function(source),
+        lambda embedded: _new_index(arguments, embedded, embedded.table, refiner),
+        upsert,
+        drop=drop,
+        below=source if os.path.isdir(source) and inputs.are_images([source]) else None,
+        root=_root(arguments),
+        timeout=arguments.timeout,
+    )
+    numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
+    log(f"{source}: {numbers}")
+
+
+def add_images(arguments: Arguments) -> None:
+    """Add images of a source that the index does not have."""
+    if _is_of_images(arguments.source):
+        return sync_images(arguments, drop=False)
+    from vicinal.retrieval import Index
+
+    reader, refiner = _reader(arguments)
+    embedded = reader.embed(arguments.source, arguments.split)
+    with Index.open(arguments.index, arguments.timeout) as index:
+        index.check_refiner(refiner)
+        inputs.check_models(index, refiner, embedded, inputs.made_with(arguments, arguments.source))
+        if embedded.table.has("path"):
+            is_new = index.ids_by_key(embedded.table.image_keys) < 0
+            if not is_new.all():
+                log(f"left out {int((~is_new).sum()):,} images that the index has already; delete them to replace them")
+            if not is_new.any():
+                return
+            index.add(embedded.vectors[is_new], embedded.table.take(is_new), refiner)
+        else:
+            index.add(embedded.vectors, embedded.table, refiner)

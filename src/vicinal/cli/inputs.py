@@ -1,19 +1,25 @@
-"""The inputs of several verbs: embedding sources, models and refiners."""
+"""The inputs of several verbs: embedding sources, models, refiners, indexes and re-rankings."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, read_settings
+from vicinal.cli.flags import Arguments, Flags, Parser, add_settings, flag_type, read_settings
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.containers import split_container
+from vicinal.retrieval.reranking import RERANKINGS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, no_such_source
 
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
+    from vicinal.retrieval import ImageIndex
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.embedding_reader import EmbeddingReader
 
@@ -76,17 +82,17 @@ def check_model(name: str | None) -> None:
         check_folder(name)
 
 
-def check_folder(name: str | None) -> None:
+def check_folder(name: str | None, kind: str = "model") -> None:
     """Raise InputError if a saved model is neither a folder nor the name of one on the Hugging Face Hub."""
     if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
-        raise InputError(f"model: no such folder {name}" if name else "model: the name is empty; give a folder")
+        raise InputError(f"{kind}: no such folder {name}" if name else f"{kind}: the name is empty; give a folder")
 
 
 def check_embedding(arguments: Arguments) -> None:
     """Raise InputError if what embedding images needs does not exist; before anything slow is imported."""
     given = vars(arguments)
     check_model(given.get("model"))
-    check_folder(given.get("refiner"))
+    check_folder(given.get("refiner"), "refiner")
     check_files(given.get("weights"), given.get("whitening"), given.get("root"), given.get("labels"))
 
 
@@ -102,7 +108,7 @@ def add_groups(parser: Parser) -> None:
                         "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
     parser.add_argument(
         "--group_minutes",
-        type=float,
+        type=flag_type(float),
         metavar="MINUTES",
         help="the same by time: photos that were "
         "taken at most so long after another one, as their EXIF data say, do not find it",
@@ -171,3 +177,163 @@ def check_refiner(refiner: ContextRefiner | None, embedded: EmbeddedTable) -> No
             f"the model of the embeddings in {embedded.origin} is unknown; "
             f"the refiner is for those of {refiner.model_fingerprint}"
         )
+
+
+# Their modules import torch, so help does not read the options from the classes; a test compares the two.
+RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
+    "k": (int, "contextual: size of a neighborhood, with the image itself (default: 16)"),
+    "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
+    "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
+                "(default: 0)"),
+    "k1": (int, "reciprocal: number of candidate neighbors (default: 20)"),
+    "k2": (int, "reciprocal: number of images that are averaged, at most k1 (default: 6)"),
+    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
+    "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
+          "(default: 10; 8 for the last)"),
+    "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
+}  # fmt: skip
+
+
+def add_reranking(parser: Parser, purpose: str) -> None:
+    """Add the flags of a re-ranking."""
+    group = parser.add_argument_group("re-ranking", purpose)
+    group.add_argument(
+        "--rerank", choices=RERANKINGS, type=lambda name: re.sub("^k[_-]", "", name).replace("_", "-"),
+        help="contextual and reciprocal: images that share neighbors with the query are ranked higher; "
+        "query-expansion: search again with the mean of each query and its neighbors; "
+        "database-augmentation: search among the means of each gallery image and its neighbors; "
+        "neighbor-average: both",
+    )  # fmt: skip
+    for option, (kind, text) in RERANKING_OPTIONS.items():
+        group.add_argument(f"--rerank.{option}", type=flag_type(kind), metavar=kind.__name__.upper(), help=text)
+
+
+def read_reranking(arguments: Arguments) -> Any:
+    """The re-ranking of the flags, or None without one.
+
+    Raises:
+        InputError: an option is given that is not one of the re-ranking, or without any.
+    """
+    options = {name: getattr(arguments, f"rerank.{name}") for name in RERANKING_OPTIONS}
+    options = {name: value for name, value in options.items() if value is not None}
+    if arguments.rerank is None:
+        if options:
+            raise InputError(f"--rerank.{next(iter(options))} is an option of a re-ranking; give --rerank too")
+        return None
+    from vicinal import retrieval
+
+    kind = getattr(retrieval, RERANKINGS[arguments.rerank])
+    known = [field.name for field in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise InputError(f"--rerank.{name} is not an option of {arguments.rerank}; its options: {', '.join(known)}")
+    return kind(**options)
+
+
+def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:
+    """The flags that make the embeddings of a source, with the places of their models and files.
+
+    The names of columns that are not given are those of the model's run. `engine` is the one that made the embeddings,
+    if it is known.
+    """
+    from vicinal.data.columns import COLUMN_FLAGS
+    from vicinal.retrieval.index.made_with import FLAGS
+    from vicinal.workflows.source import Source, columns_of_run
+
+    values = {**{name: getattr(arguments, name, None) for name in FLAGS}, "engine": engine}
+    if values["model"] is None and Source(source).kind == "run":
+        values["model"] = source
+    for name, column in columns_of_run(values["model"]).items():
+        if column != COLUMN_FLAGS[name]:
+            values[name] = values[name] or column
+    return {
+        name: value if name in COLUMN_FLAGS else _place(value) for name, value in values.items() if value is not None
+    }
+
+
+def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources: Sequence[str]) -> None:
+    """Set the flags that are not given to those that an index was built with, for images that no model embeds yet.
+
+    Nothing is set if a model is given, or if a source is not images: a run has a model of its own, and embeddings need
+    none.
+
+    Args:
+        arguments: the flags of the command.
+        stored: those of the index.
+        sources: the images to be searched or added.
+
+    Raises:
+        InputError: the model of the index is not known, or it or another file is not where it was.
+    """
+    from vicinal.data.columns import COLUMN_FLAGS
+
+    if getattr(arguments, "model", None) is not None or not are_images(sources):
+        return
+    if "model" not in stored:
+        raise InputError(
+            f"{sources[0]} holds images, and the index does not say which model made its embeddings; give --model"
+        )
+    taken = {
+        name: text
+        for name, text in stored.items()
+        if name not in ("engine", *COLUMN_FLAGS) and getattr(arguments, name, None) is None
+    }
+    for name, text in taken.items():
+        if os.path.isabs(text) and not Path(text).exists():
+            raise InputError(f"the index was built with --{name} {text}, which is not there; say where it is: --{name}")
+        setattr(arguments, name, _value(name, text))
+    log("embedding as the index was built: " + " ".join(f"--{name} {text}" for name, text in taken.items()))
+
+
+def reader_for(
+    index: ImageIndex, arguments: Arguments, sources: Sequence[str], **options: Any
+) -> tuple[EmbeddingReader, ContextRefiner | None]:
+    """The embedder and refiner of the images of the index; by the flags, or else as the index was built.
+
+    Raises:
+        InputError: model or refiner are not those of the index, or not to be found.
+    """
+    use_flags_of_index(arguments, index.made_with, sources)
+    from vicinal.data.columns import named_columns
+
+    reader = read_embedding(arguments, remembered_columns=named_columns(index.made_with), **options)
+    refiner = load_refiner(arguments)
+    index.check_refiner(refiner)
+    return reader, refiner
+
+
+def check_models(
+    index: ImageIndex, refiner: ContextRefiner | None, embedded: EmbeddedTable, flags: dict[str, str]
+) -> None:
+    """Raise InputError if embeddings are of another model than those of the index or the refiner."""
+    index.check_model(embedded.fingerprint, flags)
+    check_refiner(refiner, embedded)
+
+
+def are_images(sources: Sequence[str]) -> bool:
+    """Whether all sources are images without a model of their own."""
+    from vicinal.workflows.source import Source
+
+    return all(Source(source).kind in ("image", "images") for source in sources)
+
+
+def _place(value: object) -> str:
+    """The value of a flag as text; the path of a file or folder in full."""
+    if isinstance(value, str):
+        return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
+    return " ".join(map(_number, value)) if isinstance(value, Iterable) else str(value)
+
+
+def _number(value: float) -> str:
+    """A number as short text that is read back as the same number."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _value(name: str, text: str) -> Any:
+    """The value of a flag whose text is kept in an index."""
+    try:
+        if name == "scales":
+            return [float(each) for each in text.split()]
+        return int(text) if name in ("max_size", "dim") else text
+    except ValueError:
+        raise InputError(f"the index is damaged: it was built with --{name} {text[:80]!r}; build it again") from None

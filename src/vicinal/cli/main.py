@@ -14,16 +14,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from vicinal.cli.calibrate import add_calibrate, calibrate
-from vicinal.cli.clean import add_clean, clean
-from vicinal.cli.data import add_data, data
+from vicinal.cli.data import add_clean, add_data, clean, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
-from vicinal.cli.export import add_export, export
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
 from vicinal.cli.index import INDEX_VERBS, delete, index
-from vicinal.cli.models import add_models, models
-from vicinal.cli.search import add_search, search
-from vicinal.cli.serve import add_serve, serve
+from vicinal.cli.models import add_export, add_models, export, models
+from vicinal.cli.search import add_search, add_serve, search, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import is_main_process, log
@@ -134,7 +131,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     name = arguments.parser.prog
     arguments.rest = rest
     if SUPERVISOR in os.environ:
-        from vicinal.training.torchrun import end_with_supervisor
+        from vicinal.training.processes import end_with_supervisor
 
         end_with_supervisor()
     keep_large_blocks()
@@ -160,7 +157,7 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
 def _explain(name: str, error: BaseException) -> int | None:
     """Print an error that a user can cause in one line, and return the exit status; None for any other."""
     if SUPERVISOR in os.environ:
-        from vicinal.training.torchrun import leave_error
+        from vicinal.training.processes import leave_error
 
         if (status := leave_error(error)) is not None:
             return status

@@ -1,12 +1,13 @@
-"""`vicinal models`: the pretrained models that can be named wherever a model is asked for."""
+"""`vicinal models` and `vicinal export`: pretrained models, and models for ONNX Runtime or OpenVINO."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import asdict, replace
 
-from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.inputs import add_json
+from vicinal.cli import inputs
+from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -25,7 +26,7 @@ def add_models(parser: Parser) -> None:
         "--batch_size", type=integer_from(1), metavar="INT", help="with --measure: images per batch (default: 16)"
     )
     parser.add_argument("--device", help="with --measure: such as cpu or cuda (default: a GPU where there is one)")
-    add_json(parser)
+    inputs.add_json(parser)
 
 
 def models(arguments: Arguments) -> None:
@@ -34,7 +35,7 @@ def models(arguments: Arguments) -> None:
         if getattr(arguments, flag) is not None and not arguments.measure:
             raise InputError(f"--{flag} is about measuring; give --measure too")
     from vicinal.utils.console import track
-    from vicinal.workflows.model_list import described_models, measured_speed, model_names, models_text
+    from vicinal.workflows.model_costs import described_models, measured_speed, model_names, models_text
     from vicinal.workflows.models import usable_device
 
     device = usable_device(arguments.device)
@@ -53,3 +54,75 @@ def models(arguments: Arguments) -> None:
     if arguments.filter is None:
         log("these are networks of the papers; --filter finds those of timm, such as --filter dinov2")
     print_result([asdict(each) for each in found] if arguments.json else models_text(found))
+
+
+OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label_column", "on_error")
+
+
+def add_export(parser: Parser) -> None:
+    """Add the flags of `vicinal export`."""
+    from vicinal.export.settings import ExportSettings
+    from vicinal.workflows.settings import EmbeddingOptions
+
+    parser.add_argument(
+        "source", help="a run, a model folder, a model on the Hugging Face Hub, or a backbone such as timm/resnet50"
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="the exported model, .onnx or for OpenVINO .xml; beside it are "
+        "its preprocessing and its parity report"
+    )  # fmt: skip
+    add_settings(parser, ExportSettings)
+    for precision in ("fp16", "int8"):
+        parser.add_argument(f"--{precision}", dest="precision", action="store_const", const=precision,
+                            default=argparse.SUPPRESS, help=f"short for --precision {precision}")  # fmt: skip
+    images = parser.add_argument_group("images of the report and of int8")
+    images.add_argument("--check", metavar="SOURCE", help="labeled images on which recall@1 and mAP@R are compared "
+                        f"before and after (default: the split val of a run): {inputs.IMAGES}")  # fmt: skip
+    images.add_argument("--split", help="use only the images of this split of --check or of the run, such as test")
+    images.add_argument("--calibration_images", metavar="SOURCE", help="images by which int8 is calibrated (default: "
+                        "the split train of a run)")  # fmt: skip
+    skipped = [name for name in EmbeddingOptions.__dataclass_fields__ if name not in OF_READER]
+    add_settings(images, EmbeddingOptions, skip=skipped)
+    refined = parser.add_argument_group("refinement as part of the exported model")
+    inputs.add_refiner(refined, "needs --gallery")
+    refined.add_argument("--gallery", metavar="SOURCE", help="the embeddings among which the refiner finds neighbors: "
+                         "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
+    hub = parser.add_argument_group("upload")
+    hub.add_argument(
+        "--push_to_hub",
+        metavar="NAME",
+        help="upload the model, its card and the exported one to the Hugging "
+        "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
+    )
+    hub.add_argument("--private", action="store_true", help="nobody else sees a new model on the Hub")
+    inputs.add_json(parser)
+
+
+def export(arguments: Arguments) -> None:
+    """Export a model for ONNX Runtime or OpenVINO, from pixels to the unit vector, if it loses next to nothing."""
+    inputs.check_model(arguments.source)
+    if arguments.private and arguments.push_to_hub is None:
+        raise InputError("private is about a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
+    for source in (arguments.check, arguments.calibration_images, arguments.gallery):
+        inputs.check_source(source)
+    inputs.check_folder(arguments.refiner, "refiner")
+    inputs.check_files(getattr(arguments, "root", None), getattr(arguments, "weights", None))
+    from vicinal.export.settings import ExportSettings
+    from vicinal.workflows.embedding_reader import EmbeddingReader
+    from vicinal.workflows.export import export_source
+
+    settings = read_settings(ExportSettings, arguments)
+    report = export_source(
+        arguments.source,
+        arguments.out,
+        settings,
+        read_settings(EmbeddingReader, arguments, batch_size=settings.batch_size),
+        check=arguments.check,
+        split=arguments.split,
+        calibration_images=arguments.calibration_images,
+        refiner=inputs.load_refiner(arguments),
+        gallery=arguments.gallery,
+        push_to_hub=arguments.push_to_hub,
+        private=arguments.private,
+    )
+    print_result(report.to_dict() if arguments.json else f"{report}\n{arguments.out}")

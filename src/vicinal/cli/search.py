@@ -1,26 +1,26 @@
-"""`vicinal search`: the nearest images of an index to queries."""
+"""`vicinal search` and `vicinal serve`: the nearest images of an index, once or as an HTTP service."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Parser, integer_from, print_result
-from vicinal.cli.index_flags import check_models, made_with, reader_for
-from vicinal.cli.inputs import INDEX, add_embedding, add_json, add_refiner, check_embedding, check_index, check_source
-from vicinal.cli.reranking_flags import add_reranking, read_reranking
+from vicinal.cli import inputs
+from vicinal.cli.flags import Arguments, Parser, add_settings, flag_type, integer_from, print_result, read_settings
 from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import SearchResult
+    from vicinal.retrieval import ImageIndex, SearchResult
 
 DEFAULT_K = 10
 
 
 def add_search(parser: Parser) -> None:
     """Add the flags of `vicinal search`."""
-    parser.add_argument("index", help=INDEX)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
     parser.add_argument(
         "-k", type=integer_from(1), metavar="INT",
@@ -34,21 +34,23 @@ def add_search(parser: Parser) -> None:
     parser.add_argument(
         "--group_by", metavar="COLUMN", help="find only the best image of each value of a column, such as product"
     )
-    parser.add_argument("--min_score", type=float, metavar="FLOAT", help="leave out matches with a lower score")
-    parser.add_argument("--min_probability", type=float, metavar="FLOAT", help="leave out matches that are right with "
+    number: dict[str, Any] = {"type": flag_type(float), "metavar": "FLOAT"}
+    parser.add_argument("--min_score", **number, help="leave out matches with a lower score")
+    parser.add_argument("--min_probability", **number, help="leave out matches that are right with "
                         "a lower probability, by the calibration of the index (vicinal calibrate)")  # fmt: skip
     parser.add_argument(
         "--grid",
         metavar="PICTURE",
         help="draw queries and matches, such as found.png; what does not fit on it is drawn on found_2.png and so on",
     )
-    add_refiner(parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in "
-                "the index")  # fmt: skip
-    add_reranking(
+    inputs.add_refiner(
+        parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in the index"
+    )
+    inputs.add_reranking(
         parser, "each query is compared with all images that may be found, and scores are those of the method"
     )
-    add_embedding(parser, split=False, where=False)
-    add_json(parser)
+    inputs.add_embedding(parser, split=False, where=False)
+    inputs.add_json(parser)
     parser.show_first(
         "k", "exclude_self", "where", "group_by", "min_score", "min_probability", "grid", "rerank", "model", "json",
     )  # fmt: skip
@@ -56,25 +58,25 @@ def add_search(parser: Parser) -> None:
 
 def search(arguments: Arguments) -> None:
     """Find the nearest images in an index, for images, folders of images, or embeddings."""
-    check_index(arguments.index)
+    inputs.check_index(arguments.index)
     for source in arguments.queries:
-        check_source(source)
-    check_embedding(arguments)
-    reranking = read_reranking(arguments)
+        inputs.check_source(source)
+    inputs.check_embedding(arguments)
+    reranking = inputs.read_reranking(arguments)
     from vicinal.retrieval import Index, match_images, search_images
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
     index = Index.load(arguments.index)
-    reader, refiner = reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
+    reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
     has_minimum = arguments.min_score is not None or arguments.min_probability is not None
     find: Callable[..., Sequence[SearchResult]] = search_images
     if has_minimum or (index.calibration is not None and reranking is None):
         warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []
-    flags = made_with(arguments, arguments.queries[0])
+    flags = inputs.made_with(arguments, arguments.queries[0])
     for queries in reader.embed_sources(arguments.queries):
-        check_models(index, refiner, queries, flags)
+        inputs.check_models(index, refiner, queries, flags)
         found += find(
             index,
             queries.vectors,
@@ -103,3 +105,115 @@ def _draw(found: Sequence[SearchResult], path: str) -> None:
     queries = [item(each.query) for each in found]
     for sheet in neighbor_grid(queries, [[item(match) for match in each.matches] for each in found], path):
         log(f"drew {sheet}")
+
+
+MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+NOT_ABOUT_MODELS = (
+    "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
+)  # fmt: skip
+MAX_PORT = 65_535
+
+
+def add_serve(parser: Parser) -> None:
+    """Add the flags of `vicinal serve`."""
+    from vicinal.serving.limits import Limits
+    from vicinal.workflows.settings import EmbeddingOptions
+
+    parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
+                        "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
+    parser.add_argument(
+        "--onnx", metavar="FILE", help="embed images by a model that `vicinal export` wrote, in place of --model"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at; 127.0.0.1 (the default) is for "
+                        "this machine only, and any other needs a token")  # fmt: skip
+    parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
+                        "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
+    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and follow the changes "
+                        "of other processes")  # fmt: skip
+    parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
+                        "too, such as https://shop.example")  # fmt: skip
+    parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
+                        "hosts if a request asks for it; without it, from none")  # fmt: skip
+    parser.add_argument("--no_access_log", action="store_true", help="write no line per request to stderr")
+    inputs.add_refiner(parser, "that of the index, if it was built with one")
+    add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=NOT_ABOUT_MODELS)
+    add_settings(parser.add_argument_group("limits"), Limits)
+
+
+def serve(arguments: Arguments) -> None:
+    """Serve an index: search, add and delete by HTTP, and a page to drop a picture on."""
+    from vicinal.serving.limits import Limits
+    from vicinal.utils.errors import import_extra
+
+    _check_flags(arguments)
+    limits = read_settings(Limits, arguments)
+    for module in MODULES + ("httpx",) * bool(arguments.allow_url):
+        import_extra(module, "serve", "vicinal serve")
+    from vicinal.serving.security import access_for, read_token
+
+    access = access_for(arguments.host, read_token(arguments.token_file), tuple(arguments.cors_origin))
+    from vicinal.retrieval import Index
+    from vicinal.serving.app import run
+    from vicinal.serving.service import Service
+    from vicinal.serving.workers import start_early
+
+    index = Index.load(arguments.index)
+    if "model" in {*vars(arguments), *index.made_with}:
+        start_early()
+    embedder = _embedder(arguments, index)
+    loaded = index if isinstance(index, Index) else None
+    if loaded is None:  # the service connects by itself
+        index.close()
+    service = Service(
+        arguments.index, embedder, limits, arguments.read_only, inputs.load_refiner(arguments), arguments.allow_url,
+        loaded,
+    )  # fmt: skip
+    run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
+
+
+def _check_flags(arguments: Arguments) -> None:
+    """Raise InputError for flags that exclude each other, or name missing files; --onnx becomes --model."""
+    if inputs.is_url(arguments.index) and arguments.refiner is not None:
+        raise InputError("an index of refined embeddings is kept in a folder, not in a database; leave out --refiner")
+    inputs.check_index(arguments.index)
+    inputs.check_files(arguments.token_file, arguments.onnx)
+    if arguments.onnx is not None:
+        if getattr(arguments, "model", None) is not None:
+            raise InputError("--onnx is a model in place of --model; give one of them")
+        arguments.model = arguments.onnx
+    inputs.check_embedding(arguments)
+
+
+def _port(text: str) -> int:
+    import argparse
+
+    if not (text.isdecimal() and int(text) <= MAX_PORT):
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
+    """The embedder of the images of the index; None if no model is known."""
+    if "model" in index.made_with:
+        inputs.use_flags_of_index(arguments, index.made_with, [])
+    if getattr(arguments, "model", None) is None:
+        log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
+            "for; --model gives one")  # fmt: skip
+        return None
+    from vicinal.serving.embedders import TorchEmbedder
+    from vicinal.workflows.models import usable_device
+
+    reader = inputs.read_embedding(arguments)
+    index.check_model(reader.fingerprint, inputs.made_with(arguments, str(arguments.index)))
+    return TorchEmbedder(
+        reader.with_engine(reader.loaded_model),
+        os.path.basename(os.path.normpath(arguments.model)),
+        reader.fingerprint,
+        reader.scales,
+        reader.max_size,
+        reader.postprocessing.whitening,
+        reader.dim,
+        reader.precision,
+        usable_device(reader.device),
+    )

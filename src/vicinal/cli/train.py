@@ -1,31 +1,30 @@
-"""`vicinal train` and `vicinal refine`: training by a recipe, and resuming it."""
+"""`vicinal train` and `vicinal refine`: training by a recipe, resuming it, and finding recipes."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.cli.flags import Arguments, Parser, print_result
 from vicinal.cli.inputs import check_files, check_source
-from vicinal.cli.recipes import find_recipes
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from vicinal.training.recipes.base_recipe import AnyRecipe, BaseRecipe
+    from vicinal.training.recipes.recipe import AnyRecipe, BaseRecipe
     from vicinal.training.recipes.recipe_values import Schema
-
 
 COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
 EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "models/refiner.py", "ContextRefiner")
 
 
 class Help(NamedTuple):
-    """What `--help` shows beside the flags: texts of the settings that matter most, and examples.
+    """The text of `--help` beside the flags: the settings that matter most, and examples.
 
     A text without a default is followed by that of the setting.
     """
@@ -66,7 +65,7 @@ REFINE_HELP = Help(
         "labels": "with embeddings: file of their labels (default: those in the file or beside it)",
         "run": "instead of embeddings: folder of a training run, whose images are embedded",
         "devices": "with run: number of GPUs or processes that embed its images (default: 1)",
-        "val_fraction": "fraction of the classes for validation, if there is no split val",
+        "val_fraction": "fraction of the classes for validation, without a split val",
         "embedder_fraction": "with run: fraction of the classes on which a new embedder is trained",
         "refiner.depth": "number of blocks",
         "refiner.num_heads": "number of attention heads",
@@ -138,8 +137,8 @@ def train(arguments: Arguments) -> None:
 
 def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
     """Train in several processes if the settings want them and no launcher has started this one; whether they did."""
+    from vicinal.training.processes import needs_processes, run_in_processes
     from vicinal.training.recipes.recipe_file import RecipeFile
-    from vicinal.training.torchrun import needs_processes, run_in_processes
 
     run = RunFolder(Path(arguments.out))
     own = RecipeFile.read(run.recipe).values if arguments.resume and run.recipe.is_file() else {}
@@ -182,7 +181,7 @@ def _show_help(arguments: Arguments) -> bool:
         print_result(_short_help(arguments))
     elif arguments.help_all:
         from vicinal.training.recipes.recipe_classes import loss_names
-        from vicinal.training.recipes.recipe_help import setting_groups, settings_help
+        from vicinal.training.recipes.recipe_values import setting_groups, settings_help
 
         settings = settings_help(setting_groups(_recipe_class(arguments).schema()))
         print_result(f"{arguments.parser.format_help()}\n{settings}\nlosses: {', '.join(loss_names())}")
@@ -195,8 +194,7 @@ def _show_help(arguments: Arguments) -> bool:
 
 def _short_help(arguments: Arguments) -> str:
     """The help with the settings that matter most, without the imports of a recipe."""
-    from vicinal.training.recipes.recipe_help import default_text
-    from vicinal.training.recipes.recipe_values import setting_of
+    from vicinal.training.recipes.recipe_values import default_text, setting_of
 
     shown, schema = REFINE_HELP if _is_refine(arguments) else TRAIN_HELP, _unimported_schema(arguments)
     settings = arguments.parser.add_argument_group("settings that matter most")
@@ -211,10 +209,8 @@ def _short_help(arguments: Arguments) -> str:
 
 
 def _loss_help(arguments: Arguments) -> str:
-    """The arguments of a loss, for `--loss.help MarginLoss`."""
     from vicinal.training.recipes.recipe_classes import OfferedClasses
-    from vicinal.training.recipes.recipe_help import class_help
-    from vicinal.training.recipes.recipe_values import arguments_schema, setting_of
+    from vicinal.training.recipes.recipe_values import arguments_schema, class_help, setting_of
 
     words = [part for word in arguments.rest for part in word.split("=", 1)]
     position = next(number for number, word in enumerate(words) if word.endswith(".help"))
@@ -263,14 +259,14 @@ def _check_settings(arguments: Arguments) -> dict[str, Any]:
     file = None if path is None else RecipeFile.read(path)
     check = RecipeCheck(_unimported_schema(arguments), arguments.verb.__name__, file, overrides)
     check.read()
-    check.check_loss_name()
+    if not arguments.allow_import:
+        check.check_loss_name()
     if arguments.out is None:
         raise InputError("--out is missing: name the run's folder, such as --out run")
     return check.given
 
 
 def _check_out(arguments: Arguments) -> None:
-    """Raise InputError if the run's folder cannot be started, or resumed without a recipe."""
     run = RunFolder(Path(arguments.out))
     if not arguments.resume:
         run.check_new()
@@ -295,3 +291,79 @@ def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | Non
         recipe = RunFolder(Path(arguments.out)).recipe  # the settings that are given may only repeat those of the run
         path = str(recipe) if recipe.is_file() else None
     return kind.load(path, overrides, arguments.allow_import)
+
+
+KEYS = ("paper", "row", "command", "evaluate", "cost", "expected", "follows")
+START = """\
+For images of your own, no recipe is needed: vicinal train --data.source photos/ --out run
+The recipes train rows of papers' tables. `vicinal train --recipes WORDS` lists those with all of the words, such as
+
+  vicinal train --recipes center contrastive cub
+  vicinal train --recipes recall@k sop resnet50
+  vicinal train --recipes examples
+"""
+
+
+def recipes_folder() -> Path:
+    """The folder of the recipes: of the installed package, or of the clone that it is installed from."""
+    package = Path(__file__).parents[1]
+    folders = (package / "recipes", package.parents[1] / "recipes")
+    return next((folder for folder in folders if (folder / "bases").is_dir()), folders[0])
+
+
+def recipe_files(folder: Path) -> list[Path]:
+    """All recipes of a folder that can be trained, in order; files in `bases` are parts of others."""
+    return sorted(path for path in folder.rglob("*.yaml") if "bases" not in path.relative_to(folder).parts)
+
+
+def read_header(path: Path) -> dict[str, str]:
+    """The texts of the comment at the top of a recipe by their keys; that of its first sentence is `title`."""
+    header: dict[str, str] = {}
+    key = "title"
+    for line in _comment(path):
+        begins = re.match(r"([a-z]+)  +(\S.*)", line)
+        if begins and begins[1] in KEYS:
+            key, line = begins[1], begins[2]
+        if line.strip():
+            header[key] = f"{header[key]} {line.strip()}" if key in header else line.strip()
+    return header
+
+
+def recipe_title(header: dict[str, str]) -> str:
+    """The first sentence of a recipe; "Eq. (5)" does not end it."""
+    return re.split(r"\. (?=[A-Z])", header["title"])[0].rstrip(".")
+
+
+def _comment(path: Path) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            return
+        yield line[2:]
+
+
+def find_recipes(words: Sequence[str]) -> str:
+    """The recipes that have all of the words in name or first lines, a paragraph each; without words, how to ask.
+
+    Raises:
+        InputError: No recipe has all of the words.
+    """
+    folder = recipes_folder()
+    paths = recipe_files(folder)
+    if not words:
+        return f"{START}\n{len(paths)} recipes are in {folder}"
+    found = [path for path in paths if all(word.lower() in _searched(path, folder) for word in words)]
+    if not found:
+        raise InputError(f"--recipes: no recipe has all of the words {' '.join(words)}; give fewer, such as one")
+    return "\n\n".join(map(_paragraph, found))
+
+
+def _searched(path: Path, folder: Path) -> str:
+    group = path.parent.name if path.parent != folder else "examples"
+    return " ".join([group, path.stem, *read_header(path).values()]).lower().replace("_", " ")
+
+
+def _paragraph(path: Path) -> str:
+    header = read_header(path)
+    row = f" ({header['row']})" if "row" in header else ""
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}\n  {recipe_title(header)}{row}\n  cost: {header['cost']}\n  expected: {header['expected']}"

@@ -43,7 +43,7 @@ examples:
 
 def add_tune(parser: Parser) -> None:
     """Add the flags of `vicinal tune`; all other flags are settings."""
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
 
     _add_study(parser, TuneSettings, "search", TUNE_EXAMPLES)
     add_json(parser)
@@ -51,7 +51,7 @@ def add_tune(parser: Parser) -> None:
 
 def add_sweep(parser: Parser) -> None:
     """Add the flags of `vicinal sweep`; all other flags are settings."""
-    from vicinal.workflows.tuning.settings import SweepSettings
+    from vicinal.workflows.settings import SweepSettings
 
     _add_study(parser, SweepSettings, "grid", SWEEP_EXAMPLES)
     printed = parser.add_mutually_exclusive_group()
@@ -75,7 +75,7 @@ def tune(arguments: Arguments) -> None:
     """Search for the best settings of a recipe on training classes that are held out, with Optuna."""
     if arguments.help:
         return print_result(arguments.parser.format_help().rstrip())
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
 
     recipe, words, settings = _read(arguments, "search", TuneSettings)
     from vicinal.workflows.tuning.tune import tune
@@ -88,7 +88,7 @@ def sweep(arguments: Arguments) -> None:
     """Train a recipe with every combination of some settings, and tabulate the metrics on the test split."""
     if arguments.help:
         return print_result(arguments.parser.format_help().rstrip())
-    from vicinal.workflows.tuning.settings import SweepSettings
+    from vicinal.workflows.settings import SweepSettings
 
     recipe, words, settings = _read(arguments, "grid", SweepSettings)
     from vicinal.workflows.tuning.sweep import sweep
@@ -124,7 +124,8 @@ def _check(study: StudyRecipe, arguments: Arguments) -> None:
     schema = unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
     _check_flags(arguments, schema)
     check = study.check(schema, "train")  # whose help lists all settings
-    check.check_loss_name()
+    if not arguments.allow_import:
+        check.check_loss_name()
     if study.section == "grid":
         study.cells()
     data = check.given.get("data", {})
@@ -133,7 +134,6 @@ def _check(study: StudyRecipe, arguments: Arguments) -> None:
 
 
 def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
-    """Raise InputError for a misspelled flag, which is not a setting either."""
     for word in arguments.rest:
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, arguments.parser._option_string_actions, n=1, cutoff=0.8)
@@ -142,7 +142,6 @@ def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
 
 
 def _stored(folder: StudyFolder) -> dict[str, Any]:
-    """The options of the study that is continued."""
     folder.check_study()
     return {name: value for name, value in folder.stored().items() if name != "verb"}
 

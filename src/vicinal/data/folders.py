@@ -111,7 +111,7 @@ def find_images(folder: Path) -> FoundFiles:
 
     def leave_out(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # deleted meanwhile
-            found.unlisted[os.fspath(error.filename)] = _reason(error)
+            found.unlisted[os.fspath(error.filename)] = (error.strerror or str(error)).lower()
 
     for current, folders, files in os.walk(folder, onerror=leave_out, followlinks=True):
         visited.append(current)
@@ -144,10 +144,6 @@ def _without_images(folder: Path, visited: list[str], images: list[str]) -> list
 
 def _these(folders: list[str]) -> str:
     return ", ".join(folders) if len(folders) <= 3 else f"{len(folders):,} folders, such as {folders[0]}"
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
 
 
 def _is_cycle(target: str, parent: str) -> bool:

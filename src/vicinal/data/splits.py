@@ -117,8 +117,8 @@ def _check_split_names(splits: Mapping[str, object]) -> None:
         raise InputError(f"split {', '.join(map(repr, unknown)) or 'missing'}: the splits are train, val and test")
 
 
-def _first_names(names: Sequence[object], limit: int = 8) -> str:
-    return ", ".join(map(str, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def _first_names(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def shared_classes(frame: pd.DataFrame) -> dict[object, list[str]]:

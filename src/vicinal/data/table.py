@@ -143,12 +143,7 @@ class Table:
 
     @classmethod
     def _from_file(
-        cls,
-        path: Path,
-        frame: pd.DataFrame,
-        root: str | Path | None,
-        path_column: str | None,
-        label_column: str | None,
+        cls, path: Path, frame: pd.DataFrame, root: str | Path | None, path_column: str | None, label_column: str | None
     ) -> Table:
         frame = _rename_columns(frame, path_column, label_column, path)
         try:

@@ -246,12 +246,7 @@ def _distractors_before(queries: UnitVectors, distractors: UnitVectors, falling:
 
 
 def _evaluation(
-    difficulty: str,
-    ranking: _Ranking,
-    ground_truth: GroundTruth,
-    *,
-    metrics: Mapping[str, Metric],
-    num_gallery: int,
+    difficulty: str, ranking: _Ranking, ground_truth: GroundTruth, *, metrics: Mapping[str, Metric], num_gallery: int
 ) -> Evaluation:
     positives, removed = _joined(ground_truth, POSITIVES[difficulty]), _joined(ground_truth, REMOVED[difficulty])
     positions = [_positions_left(*each) for each in zip(ranking.positions, positives, removed, strict=True)]

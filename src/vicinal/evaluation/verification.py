@@ -194,10 +194,7 @@ class PairsEvaluation:
 
 
 def evaluate_pairs(
-    scores: Floats,
-    is_same: Booleans,
-    folds: npt.ArrayLike | None = None,
-    false_accept_rates: Sequence[float] = RATES,
+    scores: Floats, is_same: Booleans, folds: npt.ArrayLike | None = None, false_accept_rates: Sequence[float] = RATES
 ) -> PairsEvaluation:
     """Evaluate the similarities of pairs.
 

@@ -4,24 +4,16 @@ from vicinal.losses.base import Loss, WeightedSum
 from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.center_contrastive import CenterContrastiveLoss, ClusterContrastLoss
 from vicinal.losses.center_softmax import NormSoftmaxLoss
-from vicinal.losses.contextual import ContextualLoss
+from vicinal.losses.contextual.loss import ContextualLoss
 from vicinal.losses.cross_entropy import CenterLoss, CrossEntropyLoss
 from vicinal.losses.histogram import FastAPLoss, HistogramLoss, SoftBinAPLoss
 from vicinal.losses.lifted import BinLiftedLoss, LiftedStructureLoss, LiftedStructureStarLoss
 from vicinal.losses.pairs import BinomialDevianceLoss, CircleLoss, ContrastiveLoss, MultiSimilarityLoss
 from vicinal.losses.proxy_anchor import ProxyAnchorLoss
-from vicinal.losses.proxy_softmax import ArcFaceLoss, CosFaceLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss
-from vicinal.losses.ranking import (
-    BlackboxAPLoss,
-    RankingLoss,
-    RecallAtKLoss,
-    RoadmapLoss,
-    SmoothAPLoss,
-    SupAPLoss,
-)
+from vicinal.losses.proxy_softmax import ArcFaceLoss, CosFaceLoss, ProxyNCALoss, ProxyNCAPlusPlusLoss, SoftTripleLoss
+from vicinal.losses.ranking import BlackboxAPLoss, RankingLoss, RecallAtKLoss, RoadmapLoss, SmoothAPLoss, SupAPLoss
 from vicinal.losses.regularizers import SimilarityRegularizer
 from vicinal.losses.row_loss import PairLoss, RowLoss
-from vicinal.losses.soft_triple import SoftTripleLoss
 from vicinal.losses.softmax import NCALoss, NPairsLoss, NTXentLoss, SupConLoss
 from vicinal.losses.triplets import MarginLoss, TripletLoss
 from vicinal.similarity.embeddings import check_finite

@@ -29,7 +29,7 @@ class Loss(nn.Module, ABC):
         uses_only_similarities: whether the loss is a function of the similarities alone.
         uses_norms: whether the loss depends on the norms of the embeddings; other losses L2-normalize them.
         uses_features: whether the loss needs the features that the embeddings were computed from.
-        uses_prefixes: whether the loss cuts the embeddings, and normalizes what is left.
+        uses_prefixes: whether the loss cuts the embeddings, and normalizes the prefixes.
         supports_references: whether the loss can compare embeddings with references other than their batch.
     """
 
@@ -63,7 +63,7 @@ class Loss(nn.Module, ABC):
         Args:
             embeddings: float [n, d], of any length: they are L2-normalized here.
             labels: int [n], any integers. Two embeddings of equal labels are a positive pair, others a negative pair.
-            references: float [c, d], what the embeddings are compared with, such as a memory or the embeddings of all
+            references: float [c, d], the vectors to compare with, such as a memory or the embeddings of all
                 processes. Default: the batch itself.
             reference_labels: int [c].
             offset: embedding i is reference `offset + i`, which is not a pair. None: no embedding is among the
@@ -73,7 +73,7 @@ class Loss(nn.Module, ABC):
                 with several labels each.
             positive: bool [n, c], the positive pairs, in place of labels.
             negative: bool [n, c], the negative pairs. Default: all pairs that are not positive.
-            features: float [n, f], what the embeddings were computed from, for losses with `uses_features`.
+            features: float [n, f], the inputs that the embeddings were computed from, for losses with `uses_features`.
 
         Returns:
             A scalar, the sum of :meth:`parts`.
@@ -111,11 +111,12 @@ class Loss(nn.Module, ABC):
         `loss.parts(PairSource.from_distributed_batch(embeddings, labels))`.
         """
         self._check_device(source.anchors.device)
+        zero = zero_loss(source).detach()
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
-            return {type(self).__name__: self.value(source) + zero_loss(source).detach()}
+            return {type(self).__name__: self.value(source) + zero}
 
     def tile_pass(self, source: PairSource) -> TilePass | None:
-        """What `value` does with the similarities of a source that is not empty; None: nothing to share."""
+        """The pass over the similarities of a source, not empty, that computes `value`; None: there is no such pass."""
         return None
 
     def value(self, source: PairSource) -> Tensor:
@@ -173,7 +174,7 @@ class Loss(nn.Module, ABC):
 
 
 class WeightedSum(Loss):
-    """A weighted sum of losses; what `+` and `*` return.
+    """A weighted sum of losses; the result of `+` and `*`.
 
     Args:
         losses: the terms.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.losses.base import Loss, zero_loss
-from vicinal.similarity.embeddings import can_read_values
+from vicinal.similarity.embeddings import check_label_range
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils import distributed
 from vicinal.utils.arguments import check_positive_integer, given
@@ -133,25 +133,14 @@ class CenterBasedLoss(Loss):
             if not source.is_distributed:
                 self._check_same_everywhere(source)
             source = source.references_as_batch()
-        self._check_label_range(self._labels(source))
+        assert self.num_classes is not None
+        check_label_range(name, self._labels(source), self.num_classes)
         return source
 
     @staticmethod
     def _labels(source: PairSource) -> Tensor:
         assert source.labels is not None
         return source.labels
-
-    def _check_label_range(self, labels: Tensor) -> None:
-        assert self.num_classes is not None
-        if (
-            can_read_values(labels)
-            and len(labels)
-            and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes
-        ):
-            raise InputError(
-                f"{type(self).__name__}: labels from {int(labels.min())} to {int(labels.max())} are not all in "
-                f"0 ... {self.num_classes - 1} (num_classes = {self.num_classes})"
-            )
 
     def _check_same_everywhere(self, source: PairSource) -> None:
         """Raise InputError unless all processes have the same batch."""

@@ -67,16 +67,7 @@ class CenterContrastiveLoss(CosFaceLoss):
         seed: int = 0,
         sharded: bool = False,
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            scale,
-            margin,
-            label_smoothing=label_smoothing,
-            sample_rate=sample_rate,
-            seed=seed,
-            sharded=sharded,
-        )
+        super().__init__(num_classes, dim, scale, margin, label_smoothing, sample_rate, seed, sharded)
         check_nonnegative(self, center_weight=center_weight)
         self.center_weight = center_weight
         self.stop_gradient = stop_gradient

@@ -14,11 +14,11 @@ from vicinal.losses.row_functions import (
     count_positives,
     log_one_plus_sum_exp,
     log_sum_exp,
+    log_sum_exp_or_zero,
     replace_padding,
     replace_zeros,
     softplus,
     weighted_sum,
-    zero_if_empty,
 )
 from vicinal.losses.row_loss import Reduction, RowLoss, mean_over
 from vicinal.mining import Miner, MultiSimilarityMiner
@@ -210,14 +210,9 @@ class MultiSimilarityLoss(RowLoss):
         self.plus_one = plus_one
 
     def row_values(self, rows: Rows) -> Tensor:
-        positives = self._log(rows.positives, -self.alpha, rows.positive_weights)
-        negatives = self._log(rows.negatives, self.beta, rows.negative_weights)
-        return positives / self.alpha + negatives / self.beta
-
-    def _log(self, similarity: Tensor, scale: float, weights: Tensor | None) -> Tensor:
-        if self.plus_one:
-            return log_one_plus_sum_exp(similarity, scale, self.base, weights)
-        return zero_if_empty(log_sum_exp(similarity, scale, weights) - scale * self.base)
+        log = log_one_plus_sum_exp if self.plus_one else log_sum_exp_or_zero
+        positives = log(rows.positives, -self.alpha, self.base, rows.positive_weights)
+        return positives / self.alpha + log(rows.negatives, self.beta, self.base, rows.negative_weights) / self.beta
 
 
 class CircleLoss(RowLoss):

@@ -218,11 +218,7 @@ def _sum_of_sigmoids(rates: Floats, a: np.float32, flushed: np.float32) -> np.fl
 
 @loop
 def _add_sigmoids(
-    rates: Floats,
-    a: np.float32,
-    flushed: np.float32,
-    weight: np.float32,
-    gradient: Floats,
+    rates: Floats, a: np.float32, flushed: np.float32, weight: np.float32, gradient: Floats
 ) -> np.float32:
     """Add the weighted derivatives of the sigmoids, in units of the factor; return their sum without the weight."""
     total = f32(0.0)

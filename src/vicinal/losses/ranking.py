@@ -16,14 +16,7 @@ from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import (
-    MAX_INTEGER,
-    check_finite,
-    check_fraction,
-    check_nonnegative,
-    check_positive,
-    shown,
-)
+from vicinal.utils.arguments import MAX_INTEGER, check_finite, check_fraction, check_nonnegative, check_positive, shown
 from vicinal.utils.errors import InputError
 
 

@@ -80,6 +80,11 @@ def log_one_plus_sum_exp(similarity: Tensor, scale: float, base: float = 0.0, we
     return softplus(log_sum_exp(similarity, scale, weights) - scale * base)
 
 
+def log_sum_exp_or_zero(similarity: Tensor, scale: float, base: float, weights: Tensor | None = None) -> Tensor:
+    """`log sum_k w_k exp(scale * (s_k - base))` over each row, [rows]; 0 for a row without pairs."""
+    return zero_if_empty(log_sum_exp(similarity, scale, weights) - scale * base)
+
+
 def zero_if_empty(log_sums: Tensor) -> Tensor:
     """Replace -inf by 0 in results of :func:`log_sum_exp`; -inf leaves NaN in gradients even where it is masked."""
     return torch.where(log_sums > -math.inf, log_sums, 0.0)

@@ -21,11 +21,11 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.similarity.tiles import TilePass, check_tile_rows, values_of_passes, values_of_rows
 from vicinal.utils import distributed
-from vicinal.utils.arguments import shown
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.arguments import check_choice, shown
+from vicinal.utils.errors import InputError
 
 Reduction = Literal["sum", "anchors", "contributing", "pairs", "violating"]
-"""What a loss is averaged over. Each loss has some of these; its docstring says which one is the paper's."""
+"""The count by which a loss is divided. Each loss has some of these; its docstring says which one is the paper's."""
 
 
 class PairLoss(Loss):
@@ -47,13 +47,14 @@ class PairLoss(Loss):
             raise InputError(f"{type(self).__name__}: miner must be a Miner such as HardestMiner(), not {shown(miner)}")
         self.miner = miner
         self.tile_rows = tile_rows
-        if miner is not None and miner.is_random:
+        self.is_random = miner is not None and miner.is_random
+        if self.is_random:
             # Part of the state, so that a resumed training draws the same numbers as an uninterrupted one.
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def count_call(self, source: PairSource) -> PairSource:
         """Count a call of a loss with a random miner, and return the source with the number of calls."""
-        if self.miner is None or not self.miner.is_random:
+        if not self.is_random:
             return source
         self.calls += 1
         return replace(source, num_calls=self.calls.clone())
@@ -83,9 +84,7 @@ class RowLoss(PairLoss):
         self, miner: Miner | None = None, reduction: Reduction = "anchors", tile_rows: int | None = None
     ) -> None:
         super().__init__(miner, tile_rows)
-        if reduction not in self.reductions:
-            allowed = " or ".join(f'"{name}"' for name in self.reductions)
-            raise InputError(f"{type(self).__name__}: reduction = {one_line(repr(reduction), 80)} must be {allowed}")
+        check_choice(self, self.reductions, reduction=reduction)
         self.reduction = reduction
 
     @abstractmethod
@@ -97,7 +96,7 @@ class RowLoss(PairLoss):
         return rows.has_positives | rows.has_negatives
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Compute what is summed over anchors before `reduce`: first values, then counts to divide by, if any."""
+        """Compute the terms whose sums over anchors `reduce` gets: first values, then counts to divide by, if any."""
         values = self.row_values(rows)
         return (values, self.contributes(rows)) if self.reduction == "contributing" else (values,)
 
@@ -111,18 +110,17 @@ class RowLoss(PairLoss):
         return mean_over(sums[0], sums[1], source)
 
     def tile_pass(self, source: PairSource) -> TilePass | None:
-        is_alone = self.miner is not None and self.miner.is_random  # has a source with its own number of calls
-        return None if is_alone or type(self).value is not RowLoss.value else self._tile_pass(source)
+        # A random miner needs a source with its own number of calls.
+        return None if self.is_random or type(self).value is not RowLoss.value else self._tile_pass(source)
 
     def _tile_pass(self, source: PairSource) -> TilePass:
         finish, parameters = partial(self.reduce, source=source), list(self.parameters())
         return TilePass(finish, self.row_terms, parameters, self.miner, tile_rows=self.tile_rows)
 
     def value(self, source: PairSource) -> Tensor:
-        if source.is_empty:
-            return zero_loss(source)
         source = self.count_call(source)
-        return values_of_passes(source, [self._tile_pass(source)])[0]
+        passes = [self._tile_pass(source)]
+        return zero_loss(source) if source.is_empty else values_of_passes(source, passes)[0]
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         return values_of_rows(source, self.row_values, self.tile_rows, self.miner)

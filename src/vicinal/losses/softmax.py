@@ -139,11 +139,7 @@ class NCALoss(RowLoss):
     supports_weights = True
 
     def __init__(
-        self,
-        scale: float = 1.0,
-        miner: Miner | None = None,
-        reduction: Reduction = "sum",
-        tile_rows: int | None = None,
+        self, scale: float = 1.0, miner: Miner | None = None, reduction: Reduction = "sum", tile_rows: int | None = None
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
         check_positive(self, scale=scale)

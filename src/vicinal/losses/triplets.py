@@ -18,11 +18,12 @@ from vicinal.losses.row_functions import (
 )
 from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.mining import DistanceWeightedMiner, Miner
-from vicinal.similarity.embeddings import can_read_values
+from vicinal.similarity.embeddings import check_label_range
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import Rows
 from vicinal.utils.arguments import (
     check_bool,
+    check_choice,
     check_finite,
     check_nonnegative,
     check_positive,
@@ -30,7 +31,7 @@ from vicinal.utils.arguments import (
     given,
 )
 from vicinal.utils.devices import uses_kernel
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError
 
 Triplets = Literal["all", "semi-hard"]
 
@@ -85,8 +86,7 @@ class TripletLoss(RowLoss):
         super().__init__(miner, reduction, tile_rows)
         check_finite(self, margin=margin)
         check_bool(self, soft=soft)
-        if triplets not in ("all", "semi-hard"):
-            raise InputError(f'TripletLoss: triplets = {one_line(repr(triplets), 80)} must be "all" or "semi-hard"')
+        check_choice(self, ("all", "semi-hard"), triplets=triplets)
         self.margin = margin
         self.triplets = triplets
         self.soft = soft
@@ -282,8 +282,4 @@ class MarginLoss(RowLoss):
     def _check_classes(self, labels: Tensor | None, num_classes: int) -> None:
         if labels is None or labels.ndim != 1 or labels.is_floating_point():
             raise InputError("MarginLoss: one beta per class needs one int label per embedding")
-        if can_read_values(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-            raise InputError(
-                f"MarginLoss: labels from {int(labels.min())} to {int(labels.max())} are not all in "
-                f"0 ... {num_classes - 1} (num_classes = {num_classes})"
-            )
+        check_label_range("MarginLoss", labels, num_classes)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from timm.models import group_parameters
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -115,6 +114,8 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
     Returns:
         Name of the parameter -> depth: 0 after the blocks, 1 in the last block, the largest in the stem.
     """
+    from timm.models import group_parameters  # slow to import, and saved refiners do without timm
+
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise InputError(f"{name} does not know the order of its layers; it has no group_matcher")

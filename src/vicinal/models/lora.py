@@ -23,11 +23,7 @@ MLP = r"(.*\.)?mlp\.fc[12]"
 
 
 def add_lora(
-    embedder: Embedder,
-    rank: int = 8,
-    alpha: float = 16.0,
-    dropout: float = 0.0,
-    targets: Sequence[str] | None = None,
+    embedder: Embedder, rank: int = 8, alpha: float = 16.0, dropout: float = 0.0, targets: Sequence[str] | None = None
 ) -> list[str]:
     """Freeze the backbone of an embedder, and add low-rank adapters to some of its layers (package peft, extra `lora`).
 

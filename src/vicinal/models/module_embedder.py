@@ -90,10 +90,7 @@ class ModuleEmbedder(Embedder):
         return False
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        recipe: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
+        self, folder: str | Path, recipe: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Save the model as a folder, as :meth:`Embedder.save_pretrained`, if its module can be built again."""
         path, arguments = self.config["backbone"].removeprefix(IMPORT), self.config["backbone_args"]

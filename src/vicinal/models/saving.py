@@ -67,10 +67,7 @@ class SavedModel(nn.Module, ABC):
         return digest.hexdigest()[:16]
 
     def save_pretrained(
-        self,
-        folder: str | Path,
-        recipe: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, Any] | None = None,
+        self, folder: str | Path, recipe: Mapping[str, Any] | None = None, metrics: Mapping[str, Any] | None = None
     ) -> None:
         """Save the model as a folder: `model.safetensors`, `config.json`, `README.md` (a model card).
 

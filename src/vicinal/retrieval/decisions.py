@@ -105,7 +105,7 @@ def _similarities(result: SearchResult) -> Doubles:
 
 
 def _runner_up(result: SearchResult) -> float | None:
-    """The score of the best match of another class than the first; None if there is none."""
+    """The score of the best match of another class than the first; None without such a match."""
     labels = [match.get("label") for match in result.matches]
     return next((match["score"] for match in result.matches if match.get("label") != labels[0]), None)
 

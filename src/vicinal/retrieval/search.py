@@ -57,7 +57,7 @@ class SearchResult:
     """A query and its matches in an index.
 
     Attributes:
-        query: `id`, `path`, `label` and the other columns of the query, those that are known.
+        query: `id`, `path`, `label` and the other columns of the query, as far as they are known.
         matches: best first; `id` and `score` (cosine similarity, or that of a re-ranking) of each, and `path`, `label`
             and the other columns of the index where they are known. An object within a picture has a `box`: left, top,
             right and bottom.
@@ -286,7 +286,7 @@ def _first_of_groups(groups: Integers, among: Integers) -> Integers:
 
 
 def plain_records(frame: pd.DataFrame) -> list[Record]:
-    """Return `id`, `path`, `label` and the other columns of every row as plain values, without those that are missing.
+    """Return `id`, `path`, `label` and the other columns of every row as plain values, without missing ones.
 
     The columns of a bounding box are one list, and those about the file are left out. Columns that a table calls
     `score` or `box` are `score_of_table` and `box_of_table`.

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items, and works on those that wait as one batch.
+    """Collects items, and works on all waiting items as one batch.
 
     While a batch is worked on, the next ones gather. When nothing is worked on, the first item waits for others at most
     `max_wait` seconds. Items whose client does not wait any more are left out.
@@ -28,7 +28,7 @@ class Batcher(Generic[Item, Result]):
         max_wait: seconds.
         max_queue: items that wait.
         name: of the thread.
-        observe: is told the size of each batch.
+        observe: is called with the size of each batch.
 
     Example:
         >>> async def add_one(numbers):

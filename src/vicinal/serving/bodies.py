@@ -202,7 +202,7 @@ def _from_base64(text: bytes) -> bytes:
 
 
 async def _form_values(request: Request, kind: type[_Body]) -> dict[str, Any]:
-    """The fields of a form; those that are not text in JSON are parsed."""
+    """The fields of a form; lists and mappings are parsed as JSON."""
     try:
         async with request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=2**20) as form:
             values: dict[str, Any] = {}

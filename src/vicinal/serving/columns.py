@@ -112,10 +112,10 @@ class ColumnKinds:
         self._kinds = {name: kind.kind for name, kind in kinds.items()}
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a new item as the index keeps them, without those that are missing.
+        """The values of a new item as the index keeps them, without missing ones.
 
         Raises:
-            InputError: a name or value is invalid, or of another kind than those of the index.
+            InputError: a name or value is invalid, or of another kind than in the index.
         """
         return {name: self._checked(name, value) for name, value in values.items() if value is not None}
 

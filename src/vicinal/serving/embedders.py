@@ -89,7 +89,7 @@ class TorchEmbedder:
         self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
-        """The embeddings of prepared images, float32 [n, dim]; those of one size are embedded together."""
+        """The embeddings of prepared images, float32 [n, dim]; images of one size are embedded together."""
         return _by_shape(images, self._embed)
 
     def _embed(self, pixels: Pixels) -> Floats:
@@ -112,7 +112,7 @@ class TorchEmbedder:
 
 
 def _by_shape(images: Sequence[Pixels], embed: Callable[[Pixels], Floats]) -> Floats:
-    """The embeddings of images, of which those of one shape are a batch."""
+    """The embeddings of images; images of one shape are one batch."""
     vectors: dict[int, Floats] = {}
     for shape in dict.fromkeys(image.shape for image in images):
         rows = [row for row, image in enumerate(images) if image.shape == shape]

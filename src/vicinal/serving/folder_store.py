@@ -153,7 +153,7 @@ class FolderStore(Store):
         return request.answer
 
     def _write(self) -> None:
-        """Make the changes that clients ask for, those that wait together at once."""
+        """Make the changes that clients ask for; waiting requests share one transaction."""
         while not (self._stop.is_set() and self._requests.empty()):
             try:
                 group = [self._requests.get(timeout=0.1)]

@@ -22,7 +22,7 @@ class Limits:
         max_candidates: nearest items among which the best of each group are found, or the margin of a calibration.
         max_delete: items that one request deletes.
         max_rerank: items of an index whose matches are re-ranked, which compares all of them.
-        max_queue: requests that are worked on or wait at a time; more are told to come again (429).
+        max_queue: requests in work or waiting at a time; further ones are refused (429).
         max_queue_mb: megabytes of their bodies together.
         max_batch: images that are embedded together, and queries that are searched together.
         max_wait_ms: milliseconds that a request may wait for others to be embedded with, while the model is idle.

@@ -76,7 +76,7 @@ class Fetcher:
         """Return an address of a host, all of whose addresses are public.
 
         Raises:
-            Problem: one is not, or there is none.
+            Problem: an address is not public, or the host has no address.
         """
         addresses = self._resolve(host)
         if not addresses or not all(_is_public(each) for each in addresses):
@@ -269,7 +269,7 @@ def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> A
 
 
 def read_token(file: str | None) -> str | None:
-    """The token in a file, or in the environment; None if there is none.
+    """The token in a file, or in the environment; None without a token.
 
     Raises:
         InputError: the file cannot be read, or the token is too short.

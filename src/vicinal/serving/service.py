@@ -34,7 +34,7 @@ MAX_DECODE_SECONDS = 10.0
 class Service:
     """Answers the requests about an index.
 
-    It is open within a `with` block; an application opens it by itself while it runs.
+    It is open within a `with` block; an application opens it while it runs.
 
     Args:
         place: the folder of the index, or its URL in a database.

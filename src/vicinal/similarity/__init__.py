@@ -1,4 +1,4 @@
-"""Anchors, references and their pairs: what every loss computes from.
+"""Anchors, references and their pairs: the input of every loss.
 
 :class:`PairSource` holds the normalized anchors and references of a batch and its positive and negative pairs. A
 distributed training loop of your own builds one with :meth:`PairSource.from_distributed_batch` and passes it to

@@ -75,7 +75,7 @@ class _SumOverAnchors(torch.autograd.Function):
             return values_of_anchors(anchors, labels, centers, row_values).sum()
         ctx.backward_pass = _BackwardPass(CenterBlocks(anchors, labels, centers, parameters), row_values)
         ctx.gradients = ctx.backward_pass.gradients(learns_centers)
-        # A copy: autograd ties what is returned to `ctx`, which would then hold itself and stay in memory.
+        # A copy: autograd ties the returned tensor to `ctx`, which would then hold itself and stay in memory.
         return ctx.backward_pass.total.clone()
 
     @staticmethod
@@ -208,7 +208,7 @@ class CenterTile(NamedTuple):
     Attributes:
         exponentials: float [rows, centers], the derivative of their sum over classes with respect to similarities,
             divided by the scale.
-        shift: float [rows], what was subtracted from the logits.
+        shift: float [rows], the numbers that were subtracted from the logits.
         log_sum: float [rows], log-sum-exp over the classes of the tile.
     """
 

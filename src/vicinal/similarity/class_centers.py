@@ -1,4 +1,4 @@
-"""Class centers, whole or tile by tile, and what a center-based loss gets for each anchor."""
+"""Class centers, whole or tile by tile, and the input of a center-based loss for each anchor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vicinal.similarity.embeddings import MIN_GRADIENT_NORM, MIN_NORM, normalize
 
 
 class CenterRows(NamedTuple):
-    """What a center-based loss gets for some anchors.
+    """The input of a center-based loss for some anchors.
 
     Attributes:
         own: float [rows, centers_per_class], similarities to the centers of the anchor's own class.

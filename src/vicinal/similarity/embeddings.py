@@ -110,8 +110,17 @@ def check_labels(
     raise InputError(f"{name} must be int [{length}], one for each row of {rows_of}, not {got}")
 
 
+def check_label_range(name: str, labels: Tensor, num_classes: int) -> None:
+    """Labels must be in 0 ... num_classes - 1; on a GPU, which would be waited for, they are not checked."""
+    if can_read_values(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise InputError(
+            f"{name}: labels from {int(labels.min())} to {int(labels.max())} are not all in 0 ... {num_classes - 1} "
+            f"(num_classes = {num_classes})"
+        )
+
+
 def check_relation(positive: object, shape: list[int], device: torch.device) -> None:
-    """What a relation returns must be a bool mask on a device."""
+    """The result of a relation must be a bool mask on a device."""
     check_tensor("the result of relation", positive, device)
     assert isinstance(positive, Tensor)
     if positive.dtype != torch.bool or list(positive.shape) != shape:

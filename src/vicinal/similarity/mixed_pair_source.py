@@ -74,12 +74,12 @@ class Mixture:
         return rows, replace(self, first=first, second=second)
 
     def row_sums(self) -> WeightedSums:
-        """What mixes the rows of [n, k]: [m, k]."""
+        """The sums that mix the rows of [n, k]: [m, k]."""
         rows, weights = self._terms()
         return WeightedSums(torch.arange(0, 2 * len(self), 2), rows, weights)
 
     def row_sums_backward(self, n: int) -> WeightedSums:
-        """What computes the gradient of mixed rows with respect to the n rows, from that of its result."""
+        """The sums that compute the gradient with respect to the n rows, from that with respect to the mixed rows."""
         rows, weights = self._terms()
         rows, order = rows.sort(stable=True)
         return WeightedSums(torch.searchsorted(rows, torch.arange(n)), order // 2, weights[order])

@@ -54,7 +54,7 @@ class PairSource:
         num_calls: how often the loss was called, which changes its random choices; an int64 scalar, or None.
         unnormalized: the anchors before normalization, float [n, d] in at least float32, where they are known.
         unnormalized_references: the same for references that are not the anchors, float [c, d].
-        features: what the embeddings of the anchors were computed from, float [n, f], where that is known.
+        features: the inputs that the embeddings of the anchors were computed from, float [n, f], where known.
     """
 
     anchors: Tensor
@@ -125,7 +125,8 @@ class PairSource:
             return source._with_masks(positive, negative)
         if negative is not None:
             raise InputError("negative is given without positive; give both masks, or labels")
-        check_pair_labels(labels, reference_labels, source.shape, offset, relation, anchors.device)
+        shape = [len(anchors), len(source.references)]
+        check_pair_labels(labels, reference_labels, shape, offset, relation, anchors.device)
         return source
 
     @classmethod
@@ -290,11 +291,7 @@ class PairSource:
             others = (self.references if known is None else known)[:, :dim]
             references = normalize(others)
         return replace(
-            self,
-            anchors=anchors,
-            references=references,
-            unnormalized=unnormalized,
-            unnormalized_references=others,
+            self, anchors=anchors, references=references, unnormalized=unnormalized, unnormalized_references=others
         )
 
     def mean_similarity(self) -> Tensor:
@@ -312,7 +309,7 @@ class PairSource:
         for observe in observers:
             observe(similarity, span)
         # The size of the largest class must be known, which the compiler cannot wait for.
-        pairs = self.pairs(span, None if torch.compiler.is_compiling() else self.class_columns)
+        pairs = self.pairs(span, by_class=not torch.compiler.is_compiling())
         return self.rows(span, similarity, pairs), pairs
 
     @cached_property
@@ -326,12 +323,12 @@ class PairSource:
             return None
         return ClassColumns(self.reference_labels, self.labels)
 
-    def pairs(self, span: slice, class_columns: ClassColumns | None = None) -> Pairs:
+    def pairs(self, span: slice, by_class: bool = False) -> Pairs:
         """Where the pairs of a span of anchors are.
 
         Args:
             span: the anchors, `slice(start, stop)`.
-            class_columns: :attr:`class_columns`, if it is to be used.
+            by_class: whether the positives of equal labels are found by :attr:`class_columns` instead of masks.
         """
         first = None if self.offset is None else self.offset + span.start
         if self.masks is not None:
@@ -340,24 +337,24 @@ class PairSource:
         assert self.labels is not None
         assert self.reference_labels is not None
         labels = self.labels[span]
-        if class_columns is not None:
-            return class_columns.pairs(labels, first)
+        if by_class and self.class_columns is not None:
+            return self.class_columns.pairs(labels, first)
         positive = (self.relation or _same_label)(labels, self.reference_labels)
         check_relation(positive, [len(labels), self.num_references], self.anchors.device)
         return MaskedPairs.without_self(positive, ~positive, first)
 
     def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
         """The similarities [rows, c] of a span of anchors as rows; may overwrite the similarities."""
-        positives, negatives = pairs.split(similarity)
         labels = None if self.labels is None else self.labels[span]
         keys = torch.arange(span.start, span.stop, device=similarity.device) + (self.offset or 0)
         if self.num_calls is not None:
             keys = keys + (self.num_calls << 32)
-        return Rows(positives, negatives, labels, keys, self.dim)
+        dim = self.dim
+        return Rows(*pairs.split(similarity), labels, keys, dim)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that the similarities are computed from; one where a batch is compared with itself."""
+        """The tensors that the similarities of all parts are computed from; one where a batch is its own reference."""
         return (self.anchors,) if self.references is self.anchors else (self.anchors, self.references)
 
     def similarity(self, span: slice) -> Tensor:

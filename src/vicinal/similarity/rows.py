@@ -97,7 +97,7 @@ class Pairs(Protocol):
         """
 
     def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
-        """Combine the gradients with respect to what `split` returns into that with respect to the similarities,
+        """Combine the gradients with respect to the results of `split` into that with respect to the similarities,
         [rows, c]. At most one of them is None. May overwrite its arguments.
         """
 
@@ -126,10 +126,7 @@ class MaskedPairs(NamedTuple):
         return MaskedPairs(self.positive.repeat(times, 1), self.negative.repeat(times, 1))
 
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            torch.where(self.positive, similarity, math.inf),
-            torch.where(self.negative, similarity, -math.inf),
-        )
+        return (torch.where(self.positive, similarity, math.inf), torch.where(self.negative, similarity, -math.inf))
 
     def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
         if grad_positives is None or grad_negatives is None:

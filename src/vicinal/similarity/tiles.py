@@ -1,6 +1,6 @@
 """Sums over anchors of functions of their rows, tile by tile, with gradients, in memory linear in the batch.
 
-A loss says in a :class:`TilePass` what it sums. Losses that are added share one pass over the similarities.
+A loss describes its sums by a :class:`TilePass`. The losses of a sum take one pass over the similarities together.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ from torch import Tensor
 from vicinal.similarity.pair_source import Observer, PairSource
 from vicinal.similarity.rows import ClassPairs, Pairs, Rows, add_sparse_products, few_entries
 from vicinal.utils.arguments import MAX_INTEGER, is_integer, shown
-from vicinal.utils.devices import tile_elements
+from vicinal.utils.devices import default_tile_rows
 from vicinal.utils.errors import InputError
-
-MIN_ROWS = 128
-"""Matrix products with fewer rows take longer per row."""
-MAX_THREADS = 4
-"""Of a CPU, with which a tile grows: what one of them does alone for each tile would else hold up more of them."""
 
 RowTerms = Callable[[Rows], Sequence[Tensor]]
 """Computes one or more terms from rows: one value per anchor, [rows], or, without gradient, several, [rows, k]."""
@@ -30,11 +25,11 @@ RowFilter = Callable[[Rows], Rows]
 
 
 class TilePass(NamedTuple):
-    """What a loss does while all similarities of a source are computed, tile by tile.
+    """The work of a loss in one pass over all similarities of a source, tile by tile.
 
     Attributes:
         finish: computes the value from the sums over anchors, one per term.
-        row_terms: what is summed over anchors, see :func:`sum_over_rows`; None: nothing.
+        row_terms: the terms that are summed over anchors, see :func:`sum_over_rows`; None: nothing.
         parameters: other tensors that `row_terms` depends on and that need gradients.
         miner: selects the pairs that `row_terms` gets.
         observe: reads the similarities of a tile.
@@ -57,13 +52,6 @@ def check_tile_rows(tile_rows: int | None) -> None:
     """Raise InputError unless the number of rows of a tile is positive, or None, which stands for the default."""
     if tile_rows is not None and not (is_integer(tile_rows) and 1 <= tile_rows <= MAX_INTEGER):
         raise InputError(f"tile_rows = {shown(tile_rows)} must be at least 1, a whole number")
-
-
-def default_tile_rows(columns: int, device: torch.device) -> int:
-    """The number of rows with which a tile has the size for its device, or more where matrix products need more."""
-    is_divided = device.type == "cpu" and not torch.compiler.is_compiling()  # which cannot ask for the number
-    threads = min(torch.get_num_threads(), MAX_THREADS) if is_divided else 1
-    return max(MIN_ROWS, threads * tile_elements(device) // max(columns, 1))
 
 
 def refuse_second_derivative() -> None:
@@ -148,15 +136,14 @@ class _Tiles:
 
     Attributes:
         parts: of the source.
-        inputs: the inputs of all parts, one part after the other.
+        inputs: of the source.
         num_terms: how many terms each loss sums, once they were summed.
     """
 
     num_terms: list[int]
 
     def __init__(self, source: PairSource, tile_rows: int | None) -> None:
-        self.source, self.parts, (n, columns) = source, source.parts, source.shape
-        self.inputs = [tensor for part in self.parts for tensor in part.inputs]
+        self.source, self.parts, self.inputs, (n, columns) = source, source.parts, source.inputs, source.shape
         step = tile_rows or default_tile_rows(columns * len(self.parts), source.anchors.device)
         self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 

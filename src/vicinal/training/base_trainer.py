@@ -20,13 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
-from vicinal.training.engine import Engine
-from vicinal.training.interrupt import StopRequest, killing_children
-from vicinal.training.logs import ProgressDisplay, RunLog, Throughput
-from vicinal.training.progress import Progress
+from vicinal.training.engine import Engine, WeightAverage
+from vicinal.training.processes import StopRequest, killing_children
+from vicinal.training.progress import Progress, ProgressDisplay, RunLog, Throughput
 from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.step_message import FiniteCheck, StepMessage
-from vicinal.training.weight_average import WeightAverage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, InterruptedRunError
@@ -106,7 +104,6 @@ class BaseTrainer(ABC):
         """Called at the start of a new run."""
 
     def _on_epoch_start(self) -> None:
-        """Called at the start of every epoch."""
         self.module.train()
 
     def _on_epoch_end(self) -> None:  # noqa: B027 - optional
@@ -231,7 +228,6 @@ class BaseTrainer(ABC):
         return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _tell_end(self) -> None:
-        """Say why the run ends before its schedule."""
         if self.out_of_patience() and not self.length.is_reached(self.progress):
             validation = self.settings.validation
             best = f"no {validation.metric} better than that of epoch {self.progress.best_epoch}"
@@ -319,11 +315,9 @@ class BaseTrainer(ABC):
         self.saved_at = time.monotonic()
 
     def _start_clock(self) -> None:
-        """Count the time of the run from now on."""
         self.counted_until = time.monotonic()
 
     def _count_seconds(self) -> None:
-        """Add the time since it was last counted to that of the run."""
         self.progress.seconds += time.monotonic() - self.counted_until
         self._start_clock()
 
@@ -339,10 +333,10 @@ class BaseTrainer(ABC):
         self.saved_at = time.monotonic()
 
     def _load(self) -> None:
-        keys = ("module", "optimizer", "precision", "progress", *self._extra_state())
+        keys = ("module", "frozen", "optimizer", "precision", "average", "progress", *self._extra_state())
         state = load_checkpoint(self.run.last, *keys)
         self._load_weights(state)
-        self.progress = Progress(**{"seconds": math.nan, **state["progress"]})  # older checkpoints lack it
+        self.progress = Progress(**state["progress"])
         self._load_extra_state(state)
         log(f"resuming {self.run.path} at step {self.progress.step}")
 
@@ -353,10 +347,9 @@ class BaseTrainer(ABC):
             raise InputError(f"{self.run.last}: {error}") from None
         self.average = self._new_average()
         with self.average.in_module():
-            self.engine.load_module_state({**state["module"], **state.get("average", {})})
+            self.engine.load_module_state({**state["module"], **state["average"]})
 
     def _new_average(self) -> WeightAverage:
-        """The average of the weights, which begins with those of now."""
         return WeightAverage(self.engine.bare_module, self.engine.trained, self.settings.ema_decay)
 
     def finish(self) -> None:
@@ -372,15 +365,14 @@ class BaseTrainer(ABC):
         try:
             self._write_model(metrics)
             self._write_cost()
-        finally:  # the curves also show why there is no model worth writing
+        finally:  # the curves also show why no model was worth writing
             if self.is_main_process:
                 self._write_curves()
 
     def _write_cost(self) -> None:
         self._count_seconds()
-        seconds = self.progress.seconds if math.isfinite(self.progress.seconds) else None
         if self.is_main_process:
-            TrainingCost(seconds, self._num_trained(), self._memory_format).save(self.run.training)
+            TrainingCost(self.progress.seconds, self._num_trained(), self._memory_format).save(self.run.training)
 
     def _write_curves(self) -> None:
         from vicinal.report.plots import learning_curves  # needs matplotlib

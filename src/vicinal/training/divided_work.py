@@ -12,26 +12,18 @@ import torch
 from torch import Tensor
 
 from vicinal.data import ImageDataset
-from vicinal.data.batches.pixel_batches import (
-    PixelBatches,
-    Pixels,
-    all_readable,
-    load_pixels,
-    map_pixels,
-    row_batches,
-    skip_unreadable,
-)
+from vicinal.data.batches import pixel_batches
 from vicinal.data.batches.train_batches import PART_SIZE
 from vicinal.models.embedder import check_embeddings
 from vicinal.models.execution import Precision, used_precision
-from vicinal.training.interrupt import start_worker
+from vicinal.training.processes import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
 
 class BatchEmbedder(Protocol):
-    """What embeds batches: an embedder, or an exported one."""
+    """An embedder of batches, exported or not."""
 
     @property
     def dim(self) -> int: ...
@@ -74,22 +66,28 @@ def embed_rows(
 
     Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
     """
-    batches, device = PixelBatches(images, row_batches(images, rows, batch_size)), embedder.device
+    batches, device = (
+        pixel_batches.PixelBatches(images, pixel_batches.row_batches(images, rows, batch_size)),
+        embedder.device,
+    )
     with embedder.embedding_function(precision) as embed_batch:
         workers = _workers(batches, num_workers)
-        mapped = map_pixels(embed_batch, batches, device, workers, embedder.is_thread_safe, start_worker)
-        parts = list(map(all_readable, mapped) if errors is None else skip_unreadable(mapped, errors))
+        mapped = pixel_batches.map_pixels(embed_batch, batches, device, workers, embedder.is_thread_safe, start_worker)
+        parts = list(
+            map(pixel_batches.all_readable, mapped) if errors is None else pixel_batches.skip_unreadable(mapped, errors)
+        )
     vectors = np.concatenate([np.empty((0, embedder.dim), np.float32), *parts])
     check_embeddings(vectors, used_precision(precision, device), rows.start)
     return vectors
 
 
-def _load(batches: PixelBatches, device: torch.device, num_workers: int) -> Iterator[Pixels]:
-    return load_pixels(batches, device, _workers(batches, num_workers), start_worker)
+def _load(
+    batches: pixel_batches.PixelBatches, device: torch.device, num_workers: int
+) -> Iterator[pixel_batches.Pixels]:
+    return pixel_batches.load_pixels(batches, device, _workers(batches, num_workers), start_worker)
 
 
-def _workers(batches: PixelBatches, num_workers: int) -> int:
-    """The number of processes that load batches: none for a single batch."""
+def _workers(batches: pixel_batches.PixelBatches, num_workers: int) -> int:
     return min(num_workers, len(batches)) if len(batches) > 1 else 0
 
 

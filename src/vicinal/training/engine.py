@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -19,23 +19,11 @@ from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
 
+from vicinal.training import strategy
 from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings
-from vicinal.training.strategy import (
-    average_gradients,
-    create_strategy,
-    exclude_from_ddp,
-    gather_optimizer_state,
-    gathered,
-    global_grad_norm,
-    own_part,
-    part_like,
-    shard_optimizer_state,
-    shard_squares,
-    sharded_centers,
-    whole,
-)
 from vicinal.utils import distributed
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -88,7 +76,7 @@ class Engine:
         factors = {names[each]: factor for each, factor in (lr_factors or {}).items()}
         self._frozen_digest: str | None = None
         self.bare_module = module
-        exclude_from_ddp(module, self.settings.precision)
+        strategy.exclude_from_ddp(module, self.settings.precision)
         self.module = self.fabric.setup_module(module)
         own = dict(module.named_parameters())
         groups = {group: [own[name] for name in names] for group, names in named_groups.items()}
@@ -113,17 +101,16 @@ class Engine:
         """Undo loss scaling, and return the norm of the gradient, with this process's shards, []."""
         self.precision.unscale_gradients(self.optimizer.optimizer)
         if self.settings.shards_weights:
-            shards = {*sharded_centers(self.bare_module)}
-            average_gradients(each for each in self.bare_module.parameters() if each not in shards)
+            shards = {*strategy.sharded_centers(self.bare_module)}
+            strategy.average_gradients(each for each in self.bare_module.parameters() if each not in shards)
         return get_total_norm(self._gradients())
 
     def _gradients(self) -> list[Tensor]:
-        """The gradients, with this process's shards."""
-        return [own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
+        return [strategy.own_part(each.grad) for each in self.module.parameters() if each.grad is not None]
 
     def shard_squares(self) -> Tensor | None:
-        """What all processes must add up for :meth:`clip_gradients`; None if nothing is sharded."""
-        return shard_squares(self.module)
+        """The squares that :meth:`clip_gradients` needs of all processes; None if nothing is sharded."""
+        return strategy.shard_squares(self.module)
 
     def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
         """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before.
@@ -133,13 +120,13 @@ class Engine:
             total_squares: the sum over processes of :meth:`shard_squares`.
         """
         max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
-        norm = clipped = global_grad_norm(norm, self.module, total_squares)
+        norm = clipped = strategy.global_grad_norm(norm, self.module, total_squares)
         gradients = self._gradients()
         if max_value is not None:
             torch._foreach_clamp_min_(gradients, -max_value)
             torch._foreach_clamp_max_(gradients, max_value)
         if max_value is not None and max_norm is not None:
-            clipped = global_grad_norm(get_total_norm(gradients), self.module)
+            clipped = strategy.global_grad_norm(get_total_norm(gradients), self.module)
         if max_norm is not None:
             torch._foreach_mul_(gradients, (max_norm / (clipped + 1e-6)).clamp_max(1.0))
         return norm.item()
@@ -167,9 +154,11 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """The state of module, optimizer and precision, for a checkpoint; every process must call this.
 
-        What is sharded is whole on the process of rank 0.
+        Sharded tensors are gathered on the process of rank 0.
         """
-        optimizer = gather_optimizer_state(self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module)
+        optimizer = strategy.gather_optimizer_state(
+            self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module
+        )
         return {
             "module": self.module_state(),
             "frozen": self.frozen_digest(),
@@ -180,12 +169,12 @@ class Engine:
     def module_state(self) -> dict[str, Tensor]:
         """The state of the module without the parameters that are not trained; every process must call this."""
         state = {name: value for name, value in self.bare_module.state_dict().items() if name not in self.frozen}
-        return cast(dict[str, Tensor], gathered(state))
+        return cast(dict[str, Tensor], strategy.gathered(state))
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore the state of :meth:`module_state`."""
         own = dict(self.bare_module.named_parameters())
-        parts = {name: part_like(own[name], value) if name in own else value for name, value in state.items()}
+        parts = {name: strategy.part_like(own[name], value) if name in own else value for name, value in state.items()}
         self.bare_module.load_state_dict({**self.frozen, **parts})
 
     def frozen_digest(self) -> str:
@@ -197,7 +186,7 @@ class Engine:
             digest = hashlib.sha256()
             for name, parameter in self.frozen.items():
                 digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-                values = whole(parameter.detach()).cpu().contiguous()
+                values = strategy.whole(parameter.detach()).cpu().contiguous()
                 digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
             self._frozen_digest = digest.hexdigest()
         return self._frozen_digest
@@ -208,13 +197,13 @@ class Engine:
         Raises:
             InputError: the parameters that are not trained are not those of the run that wrote it.
         """
-        if state.get("frozen", self.frozen_digest()) != self.frozen_digest():
+        if state["frozen"] != self.frozen_digest():
             raise InputError(
                 "the frozen weights are not those with which the run began, and its checkpoint does not hold them: the "
                 "pretrained weights, or the version of torch or timm, are others"
             )
         self.load_module_state(state["module"])
-        optimizer_state = shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
+        optimizer_state = strategy.shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
         self.optimizer.load_state_dict(optimizer_state)
         self.precision.load_state_dict(state["precision"])
 
@@ -250,7 +239,7 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
             accelerator=settings.accelerator,
             devices=devices,
             num_nodes=num_nodes,
-            strategy=create_strategy(devices * num_nodes, settings.shards_weights, find_unused_parameters),
+            strategy=strategy.create_strategy(devices * num_nodes, settings.shards_weights, find_unused_parameters),
             plugins=[precision, cluster_environment(launch)],
         )
     except (RuntimeError, ValueError, MisconfigurationException) as error:
@@ -269,7 +258,7 @@ def join_processes(fabric: Fabric) -> None:
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:
-    """What Fabric learns of ranks and addresses."""
+    """Ranks and addresses for Fabric."""
     if launch.launcher == "torchrun":
         return TorchElasticEnvironment()
     if launch.launcher == "SLURM":
@@ -289,7 +278,7 @@ def create_optimizer(
     """
     decay = settings.weight_decay
     loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
-    decays = {"loss": loss_decay, "pooling": 0.0}  # a smaller exponent of GeM is no simpler model
+    decays = {"loss": loss_decay, "pooling": 0.0}  # decay of GeM's exponent does not regularize
     groups = [
         {"params": same, "name": name, "weight_decay": decays.get(name, decay), "lr_factor": factor}
         for name, parameters in parameter_groups.items()
@@ -313,3 +302,81 @@ def _by_factor(
     for parameter in parameters:
         groups.setdefault(lr_factors.get(parameter, 1.0), []).append(parameter)
     return sorted(groups.items(), key=lambda group: group[0])
+
+
+WARMUP = 10  # steps; without them a run of a few thousand would be evaluated with nearly its initial weights
+
+
+class WeightAverage:
+    """An exponential moving average of parameters, and of the statistics of batch normalization.
+
+    After step t = 1, 2, ..., ``average = d * average + (1 - d) * weights`` with
+    ``d = min(decay, (1 + t) / (10 + t))``, from the initial weights on.
+
+    Reference: Polyak and Juditsky, SIAM J. Control Optim. 1992; the decay of the first steps is that of TensorFlow's
+    `ExponentialMovingAverage`.
+
+    Args:
+        module: the module that is trained.
+        names: the names of its parameters that are trained.
+        decay: the decay per step; None: nothing is averaged.
+
+    Example:
+        >>> module = nn.Linear(1, 1, bias=False)
+        >>> average = WeightAverage(module, ["weight"], decay=0.5)
+        >>> before = module.weight.item()
+        >>> _ = nn.init.constant_(module.weight, before + 1)
+        >>> average.update(step=1)
+        >>> with average.in_module():
+        ...     print(f"{module.weight.item() - before:.2f}")
+        0.82
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str], decay: float | None) -> None:
+        self.decay = decay
+        self.tensors = _averaged_tensors(module, names) if decay is not None else {}
+        self.averages = [tensor.clone() for tensor in self._parts()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after a step, counted from 1, to the average."""
+        if self.decay is not None:
+            decay = min(self.decay, (1 + step) / (WARMUP + step))
+            torch._foreach_lerp_(self.averages, self._parts(), 1 - decay)
+
+    @contextmanager
+    def in_module(self) -> Iterator[None]:
+        """With the average in place of the weights; weights that are loaded meanwhile become the new average."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the average and the weights."""
+        for tensor, average in zip(self._parts(), self.averages, strict=True):
+            value = tensor.clone()
+            tensor.copy_(average)
+            average.copy_(value)
+
+    def _parts(self) -> list[Tensor]:
+        """The parts of the averaged tensors that this process holds."""
+        return [strategy.own_part(tensor.detach()) for tensor in self.tensors.values()]
+
+    def select(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of the part of a module's state that is averaged."""
+        return {name: value.detach().clone() for name, value in state.items() if name in self.tensors}
+
+
+def _averaged_tensors(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    parameters = dict(module.named_parameters())
+    statistics = {
+        f"{name}.{key}": buffer
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm)
+        for key, buffer in norm.named_buffers()
+        if buffer.is_floating_point()
+    }
+    return {**{name: parameters[name] for name in names}, **statistics}

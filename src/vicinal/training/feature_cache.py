@@ -45,7 +45,7 @@ FeatureDtype = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class FeatureKey:
-    """What the features in a cache depend on.
+    """Everything that the features in a cache depend on.
 
     Args:
         model: fingerprint of backbone, pooling, transform and precision.
@@ -175,7 +175,7 @@ def _images_digest(table: Table) -> str:
         try:
             status = os.stat(path)
             digest.update(f"{key}\0{status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        except (OSError, ValueError):  # reading the image says what is wrong
+        except (OSError, ValueError):  # reading the image raises the error
             digest.update(f"{key}\0missing\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:NUM_DIGITS]
 

@@ -54,8 +54,8 @@ def embed_in_micro_batches(
             differ in size.
         micro_batch_size: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary
             graph. 1 for images in a list.
-        prepare: what makes the model's input of each micro-batch on its device and of its rows in the batch, the same
-            in both passes; None: nothing.
+        prepare: makes the model's input of each micro-batch on its device and of its rows in the batch, the same in
+            both passes; None: nothing.
 
     Returns:
         [n, d], on the model's device.
@@ -76,7 +76,7 @@ def embed_in_micro_batches(
     tensors = [images] if isinstance(images, Tensor) else [image[None] for image in images]
     _check(model, micro_batch_size, images)
     device = next((parameter.device for parameter in model.parameters()), tensors[0].device)
-    prepare = _unchanged if prepare is None else prepare
+    prepare = prepare or (lambda images, rows: images)
     if micro_batch_size is None or len(images) <= micro_batch_size:
         return model(prepare(tensors[0].to(device, non_blocking=True), slice(0, len(images))))
     _warn_of_batch_norm(model, micro_batch_size, len(images))
@@ -137,15 +137,11 @@ class _Forward:
         return (part for tensor in tensors for part in torch.split(tensor, self.micro_batch_size))
 
     def _inputs(self, images: Sequence[Tensor]) -> Iterator[Tensor]:
-        """What the model gets, micro-batch by micro-batch."""
+        """The inputs of the model, micro-batch by micro-batch."""
         first = 0
         for part in self._parts(images):
             yield self.prepare(part.to(self.device, non_blocking=True), slice(first, first + len(part)))
             first += len(part)
-
-
-def _unchanged(images: Tensor, rows: slice) -> Tensor:
-    return images
 
 
 def _tensor(output: object) -> Tensor:

@@ -1,9 +1,25 @@
-"""The progress of a run, and where it ends: after so many epochs or steps, whichever comes first."""
+"""The progress of a run: how far it is, where it ends, and its logs in files, TensorBoard and the terminal."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vicinal.utils.console import duration, log, progress_bar
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import write_bytes
+from vicinal.utils.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 @dataclass
@@ -21,7 +37,7 @@ class Progress:
         score: score of the last evaluation; NaN before the first.
         loss_sum: sum of the losses of the steps of the current epoch.
         loss: mean loss of the steps of the last finished epoch; NaN before.
-        seconds: that the run has taken, also before it was resumed; NaN if that is unknown.
+        seconds: that the run has taken, also before it was resumed.
     """
 
     step: int = 0
@@ -131,5 +147,192 @@ class RunLength:
 
 
 def _steps_before(progress: Progress) -> int:
-    """The number of steps before the current epoch."""
     return progress.step - progress.steps_in_epoch
+
+
+class CsvLog:
+    """A CSV file to which rows are appended.
+
+    Args:
+        path: the file.
+        column: "step" or "epoch"; rows with a value above `last` are removed, as the resumed run writes them again.
+        last: the step or epoch from which the run is resumed; None starts a new file.
+    """
+
+    def __init__(self, path: Path, column: str, last: int | None) -> None:
+        self.path = path
+        self.columns: list[str] = []
+        if path.exists() and last is not None:
+            self._keep_until(column, last)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _keep_until(self, column: str, last: int) -> None:
+        header, *rows = _read_complete(self.path) or [[]]
+        if header and column not in header:
+            raise InputError(f"{self.path}: not a log of a run (it has no column {column}); move it away to resume")
+        self.columns = header
+        kept = [row for row in rows if len(row) == len(header) and _number(row[header.index(column)]) <= last]
+        write_bytes(self.path, _lines(header, *kept).encode() if header else b"")
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Append one row; the first one defines the columns."""
+        text = ""
+        if not self.columns:
+            self.columns = list(values)
+            text = _lines(self.columns)
+        with self.path.open("a", newline="") as file:
+            row = [values[column] for column in self.columns]
+            file.write(text + _lines([str(each) if isinstance(each, int) else f"{each:.6g}" for each in row]))
+
+
+def _read_complete(path: Path) -> list[list[str]]:
+    """The lines of a CSV file but for the end that a killed process may have left without its line break."""
+    text = path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def _number(text: str) -> float:
+    """The number in a field; infinity if it is damaged, which is above all steps."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def _lines(*rows: list[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
+
+
+class Throughput:
+    """The number of images per second."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new count."""
+        self.count, self.since = 0, time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Count more images."""
+        self.count += count
+
+    def per_second(self) -> float:
+        """Images per second since the last restart."""
+        return self.count / (time.monotonic() - self.since)
+
+
+class RunLog:
+    """The two logs of a run, in CSV and, where it is installed, in TensorBoard.
+
+    Args:
+        run: the run's folder.
+        step: number of steps after which the run is resumed; 0 for a new run.
+        epoch: number of finished epochs.
+    """
+
+    def __init__(self, run: RunFolder, step: int, epoch: int) -> None:
+        self._steps = CsvLog(run.log, "step", step or None)
+        self._metrics = CsvLog(run.metrics, "epoch", epoch if step else None)
+        self._board = _tensorboard(run.tensorboard, step)
+
+    def step(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Log the values of a training step."""
+        self._write(self._steps, "train", step, epoch, values)
+
+    def metrics(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        """Log an evaluation; the names of metrics on training images begin with `train `."""
+        self._write(self._metrics, "val", step, epoch, values)
+
+    def _write(self, log: CsvLog, group: str, step: int, epoch: float, values: Mapping[str, float]) -> None:
+        log.write({"step": step, "epoch": epoch, **values})
+        for name, value in values.items():
+            tag = name.replace(" ", "/", 1) if name.startswith("train ") else f"{group}/{name}"
+            if self._board is not None:
+                self._board.add_scalar(tag, value, step)
+
+    def close(self) -> None:
+        """Write buffered values."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, step: int) -> SummaryWriter | None:
+    """A writer that continues after a step, or begins at 0; None without the package tensorboard, an extra."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+FIRST_STEPS = 20  # after so many steps of a process, the time that the run takes is said
+MIN_SECONDS = 30  # of a run whose time is worth a line
+
+
+class ProgressDisplay:
+    """Shows on stderr how far a run is.
+
+    Args:
+        length: when the run ends.
+        metric: the metric that decides which weights are best.
+        progress: the progress with which this process starts.
+    """
+
+    def __init__(self, length: RunLength, metric: str, progress: Progress) -> None:
+        self.length, self.metric = length, metric
+        self.started_at, self.started_fraction = time.monotonic(), length.fraction(progress)
+        self._num_steps, self._first_step_at, self._is_told = 0, math.nan, False
+
+    @contextmanager
+    def bar(self) -> Iterator[None]:
+        """Show a bar in this context."""
+        with progress_bar() as self._bar:
+            self._task = self._bar.add_task("training", total=None, note="")
+            yield
+
+    def step(self, progress: Progress, loss: float, num_steps: int) -> None:
+        """Show that a step of a run of `num_steps` steps has been taken, with its loss."""
+        self._bar.update(self._task, completed=progress.step, total=num_steps, note=self._summary(progress, loss))
+        self._num_steps += 1
+        if self._num_steps == 1:  # which takes longer than others
+            self._first_step_at = time.monotonic()
+        elif self._num_steps == FIRST_STEPS and not self._is_told:
+            self._tell_time(num_steps - progress.step)
+
+    def epoch(self, progress: Progress) -> None:
+        """Print the line of a finished epoch."""
+        log(f"{self._summary(progress, progress.loss)}, {self._time_left(progress)}")
+        self._is_told = True
+
+    def start(self, progress: Progress, num_steps: int) -> None:
+        """Start an epoch; say at the start of a run if its epochs, maybe a default, end it before `max_steps`."""
+        if self._num_steps == 0:  # a first validation, or the pass that computes frozen features, is not repeated
+            self.started_at = time.monotonic()
+        epochs, max_steps = self.length.epochs, self.length.max_steps
+        if progress.step == 0 and max_steps is not None and num_steps < max_steps:
+            end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
+            log(f"{end}; epochs: null sets no such limit")
+
+    def _tell_time(self, steps: int) -> None:
+        """Say how long so many more steps take, before the first epoch is over."""
+        seconds = steps * (time.monotonic() - self._first_step_at) / (FIRST_STEPS - 1)
+        if seconds >= MIN_SECONDS:
+            log(f"about {duration(seconds)} for {steps:,} more steps, and more for validation; it may end early")
+
+    def _summary(self, progress: Progress, loss: float) -> str:
+        text = f"{self.length.position(progress)}: loss {loss:.4f}"
+        if math.isnan(progress.score):
+            return text
+        score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
+        best = f"best {progress.best:.4f} in epoch {progress.best_epoch}" if math.isfinite(progress.best) else "no best"
+        return f"{text}, {self.metric} {score} ({best})"
+
+    def _time_left(self, progress: Progress) -> str:
+        """The time that the rest of the run takes if it goes on as in this process so far."""
+        done = self.length.fraction(progress)
+        speed = max(done - self.started_fraction, 1e-9) / (time.monotonic() - self.started_at)
+        return f"{duration((1 - done) / speed)} left"

@@ -50,7 +50,7 @@ def matching_noise(
 ) -> float:
     """The noise with which training images are found as often as images of other classes without noise.
 
-    What is compared is recall@1 with two images of each class, among as many classes on both sides, so that it does not
+    Recall@1 is compared with two images of each class, among as many classes on both sides, so that it does not
     matter how many classes and images there are.
 
     Args:
@@ -118,7 +118,6 @@ def pair_recall(vectors: Tensor) -> float:
 
 
 def _classes_of_pairs(labels: Integers) -> Integers:
-    """The classes of two images or more."""
     classes, counts = np.unique(labels, return_counts=True)
     return classes[counts >= 2]
 
@@ -133,7 +132,7 @@ class TrainingContext:
         refiner: whose neighbors are searched.
         vectors: the embeddings [n, dim], of any length, on the device of training.
         labels: int64 [n], classes from 0 on.
-        augmentation: of embeddings and neighbors; noise that is None is none.
+        augmentation: of embeddings and neighbors; without noise where it is None.
         seed: of the recipe.
 
     Attributes:
@@ -201,7 +200,6 @@ class TrainingContext:
         }
 
     def _with_noise(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Unit vectors with Gaussian noise, normalized again."""
         if not self.augmentation.noise:
             return vectors
         noise = torch.randn(vectors.shape, generator=generator).to(vectors, non_blocking=True) @ self.noise_factor

@@ -75,12 +75,7 @@ class RefinerTrainer(BaseTrainer):
     settings: RefinerSettings
 
     def __init__(
-        self,
-        recipe: RefinerRecipe,
-        vectors: Floats,
-        table: Table,
-        fingerprint: str | None,
-        run: RunFolder,
+        self, recipe: RefinerRecipe, vectors: Floats, table: Table, fingerprint: str | None, run: RunFolder
     ) -> None:
         self.recipe = recipe
         self.vectors, self.table, self.fingerprint = vectors, table, fingerprint
@@ -100,7 +95,6 @@ class RefinerTrainer(BaseTrainer):
         self.fitted_recipe = recipe.fitted(self.training)
 
     def _create_module(self) -> None:
-        """Create refiner, loss and optimizer."""
         torch.manual_seed(self.settings.seed)
         self.refiner, self.loss = self.recipe.create_refiner(self.vectors.shape[1]), self.recipe.create_loss()
         create_centers(self.loss, len(self.training.classes), self.refiner.dim)
@@ -124,7 +118,6 @@ class RefinerTrainer(BaseTrainer):
         return TrainingContext(self.refiner, units["train"], labels, augmentation, seed)
 
     def _create_validation(self, vectors: UnitVectors, table: Table) -> None:
-        """Evaluate the embeddings of the split val themselves, all together and with fewer images per class."""
         settings, metrics = self.settings, list(dict.fromkeys(self.settings.guardrail_metrics))
         whole = ContextPart(self.refiner, vectors, table)
         self.validation = RefinerValidation([whole], [settings.validation.metric, *metrics])
@@ -205,7 +198,7 @@ class RefinerTrainer(BaseTrainer):
 
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         if self.settings.keep == "best":
-            self.refiner.scale_updates(metrics.get(f"val {UPDATE_FACTOR}", 1.0))  # older runs have none
+            self.refiner.scale_updates(metrics[f"val {UPDATE_FACTOR}"])
             self._check_better()
         else:
             metrics = {f"val {name}": value for name, value in (self._evaluate() or {}).items()}
@@ -221,7 +214,6 @@ class RefinerTrainer(BaseTrainer):
             depth_curve(self.refiner, whole.vectors.block(0, len(whole.vectors)), whole.table, self.run.depths)
 
     def _unrefined_metrics(self) -> dict[str, float]:
-        """The metrics of the embeddings themselves, by their names in the model's metrics."""
         if self.validation is None:
             return {}
         before = {name: self.validation.before.metrics[name] for name in self._reported_metrics()}
@@ -269,7 +261,7 @@ class RefinerTrainer(BaseTrainer):
             )
 
     def _guardrail_text(self) -> str:
-        """What else an epoch must not lose, for messages."""
+        """The second minimum of an epoch, for messages."""
         names = self.settings.guardrail_metrics
         sizes = ", ".join(map(str, self.guardrails))
         text = f" without a lower {' or '.join(names)}" if names else ""

@@ -72,7 +72,6 @@ class Schedule:
         require(ordered, "schedule.momentum_range", self.momentum_range, "two numbers in [0, 1), the lower one first")
 
     def _check_unused(self) -> None:
-        """Raise InputError if a setting of another schedule is given."""
         owners: dict[str, tuple[str, ...]] = {
             "every": ("step",),
             "steps": ("multistep",),

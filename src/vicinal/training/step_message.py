@@ -1,4 +1,4 @@
-"""What processes tell each other at a step, and the error about a loss or gradient that is not finite."""
+"""The message that processes exchange at a step, and the error about a loss or gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vicinal.utils.errors import NonFiniteLossError
 
 @dataclass(frozen=True)
 class StepMessage:
-    """What all processes know after the backward pass of a step; it is the same on all of them.
+    """The state of a step after its backward pass, which is the same on all processes.
 
     Attributes:
         loss: the mean loss over processes and batches.

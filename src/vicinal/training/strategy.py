@@ -63,7 +63,7 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, in the same memory."""
+    """The part of a tensor that this process holds, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

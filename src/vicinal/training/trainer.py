@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -14,26 +16,103 @@ import torch
 from vicinal.data import ImageDataset, Table
 from vicinal.data.batches.train_batches import train_batches
 from vicinal.evaluation import evaluate
+from vicinal.losses import Loss
+from vicinal.losses.base import loss_terms
 from vicinal.models import Embedder
+from vicinal.models.downloads import is_downloaded
 from vicinal.models.execution import Precision
 from vicinal.models.head import set_to_attenuated_whitening
+from vicinal.training import class_centers, sample_selection
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
-from vicinal.training.class_centers import copy_centers_from_run, save_centers, set_centers_to_class_means
-from vicinal.training.create_module import check_before_download, create_training_module
 from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
-from vicinal.training.fine_tuning import layer_factors
+from vicinal.training.fine_tuning import layer_factors, set_up_backbone
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.recipes.settings import TrainingSettings
-from vicinal.training.selection_report import SelectionReport, known_noisy
 from vicinal.training.strategy import put_together
 from vicinal.training.training_data import TrainLoader, create_sampler, num_workers, sample_training_images
 from vicinal.training.training_module import TrainingModule
-from vicinal.training.transition import find_transition, set_transition
+from vicinal.training.transition import check_transition, find_transition, set_transition
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import TrainingStoppedError, one_line
+from vicinal.utils.errors import InputError, TrainingStoppedError, one_line
 from vicinal.utils.run_folder import TRAIN_RECALL, RunFolder
+
+
+def create_training_module(
+    recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool = False
+) -> TrainingModule:
+    """Create model and loss, in the module for the recipe's sample selection.
+
+    Args:
+        recipe: all settings.
+        classes: names of the training classes.
+        num_images: number of training images.
+        resumed: whether the weights will be those of a checkpoint.
+
+    Raises:
+        InputError: the settings contradict each other.
+    """
+    settings = recipe.settings
+    torch.manual_seed(settings.seed)
+    embedder, loss = _create_model_and_loss(recipe, len(classes))
+    if not resumed:
+        class_centers.check_initial_centers(settings.centers, loss, embedder)
+        check_transition(settings.transition, loss, classes)
+    selection, size = settings.sample_selection, settings.micro_batch_size
+    if selection.method == "none":
+        return TrainingModule(embedder, loss, size)
+    more: dict[str, Any] = {"warmup_epochs": selection.warmup_epochs, "micro_batch_size": size}
+    if selection.method == "prism":
+        selector = sample_selection.PrismSelector(
+            selection.noise_rate, selection.memory_size or num_images, selection.window
+        )
+        return sample_selection.PrismModule(embedder, loss, selector, **more)
+    _require_sample_values(loss, selection.method)
+    peer, peer_loss = _create_model_and_loss(recipe, len(classes))
+    more["noise_rate"] = selection.noise_rate
+    if selection.method == "co-teaching":
+        return sample_selection.CoTeachingModule(embedder, loss, peer, peer_loss, **more)
+    more["co_teaching_epochs"] = selection.co_teaching_epochs
+    return sample_selection.CoTeachingPlusModule(embedder, loss, peer, peer_loss, **more)
+
+
+def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool) -> None:
+    """Find mistakes of a recipe before the weights of its backbone are downloaded, if they have to be.
+
+    The module is created without weights and memory, on the meta device; arguments and errors are those of
+    :func:`create_training_module`.
+    """
+    if recipe.model["pretrained"] is not True or is_downloaded(recipe.model["backbone"]):
+        return
+    untrained = copy(recipe)
+    untrained.model = {**recipe.model, "pretrained": False}
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            module = create_training_module(untrained, classes, num_images, resumed)
+            layer_factors(module.embedders, recipe.settings.optimizer.layer_decay)
+        except InputError:
+            raise
+        except Exception:  # something needs values, which the device meta does not have; the module itself will show
+            return
+
+
+def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, Loss]:
+    embedder, loss = recipe.create_embedder(), recipe.create_loss()
+    set_up_backbone(embedder, recipe.settings)
+    class_centers.create_centers(loss, num_classes, embedder.train_output_dim)
+    return embedder, loss
+
+
+def _require_sample_values(loss: Loss, method: str) -> None:
+    for term in loss_terms(loss):
+        if type(term)._anchor_values is Loss._anchor_values:
+            raise InputError(
+                f"sample_selection.method = {method} needs a loss that has a value for each sample; "
+                f"{type(term).__name__} has none"
+            )
+
 
 WHITENING_IMAGES = 4096
 """The largest number of training images whose features initialize the head."""
@@ -71,8 +150,11 @@ class Trainer(BaseTrainer):
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
         self.train_sample = self._train_sample()
-        noisy = known_noisy(self.images.table)
-        self.step_selection, self.epoch_selection = SelectionReport(noisy), SelectionReport(noisy)
+        noisy = sample_selection.known_noisy(self.images.table)
+        self.step_selection, self.epoch_selection = (
+            sample_selection.SelectionReport(noisy),
+            sample_selection.SelectionReport(noisy),
+        )
 
     def _train_sample(self) -> ImageDataset | None:
         """The training images that are evaluated too; all are queries and gallery images."""
@@ -95,7 +177,6 @@ class Trainer(BaseTrainer):
         return images
 
     def _create_module(self, training: Table) -> None:
-        """Create model, loss and optimizer for the classes of the training images."""
         self.bare_module = self._new_module(training)
         self.embedder, self.loss = self.bare_module.embedder, self.bare_module.loss
         self.evaluated = self.embedder
@@ -232,9 +313,9 @@ class Trainer(BaseTrainer):
                 embed = partial(self._embed_rows, self.images, embedder)
                 rows, vectors = embed_own_part(len(self.images), self._test_batch_size, embed)
                 torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
-                set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
+                class_centers.set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
             elif centers != "random":
-                copy_centers_from_run(loss, centers, training.classes)
+                class_centers.copy_centers_from_run(loss, centers, training.classes)
         if self.settings.transition.source is not None:
             device, main = self.engine.fabric.device, self.is_main_process
             matrix = find_transition(self.settings.transition, self.images, device) if main else None
@@ -243,7 +324,6 @@ class Trainer(BaseTrainer):
             set_transition(self.bare_module.losses, matrix)
 
     def _set_heads(self) -> None:
-        """Set the linear layers of the models to a whitening of the features of training images."""
         number = min(WHITENING_IMAGES, len(self.images))
         rows = np.random.default_rng(self.settings.seed).choice(len(self.images), number, replace=False)
         images = self.images.subset(np.sort(rows))
@@ -282,18 +362,16 @@ class Trainer(BaseTrainer):
             if self.progress.zero_shot > self.progress.best:
                 embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
             self._tell_scores()
-        save_centers(self.run.centers, self.loss, self.images.table.classes)
+        class_centers.save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:
             embedder.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
 
     def _zero_shot_metrics(self, name: str = "zero-shot val") -> dict[str, float]:
-        """The validation score of the pretrained network's own embeddings, for the model card."""
         score = self.progress.zero_shot
         return {f"{name} {self.settings.validation.metric}": score} if math.isfinite(score) else {}
 
     def _tell_scores(self) -> None:
-        """Say what training added, on the validation classes."""
         progress, metric = self.progress, self.settings.validation.metric
         if progress.zero_shot > progress.best:
             log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")

@@ -57,7 +57,7 @@ class TrainingModule(nn.Module):
         return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels, features))
 
     def _embed(self, embedder: Embedder, images: Tensor, augmentation: Tensor | None) -> Tensor:
-        """What a model makes of the images of a batch, augmented on its device, micro-batch by micro-batch."""
+        """The embeddings of the images of a batch, augmented on the device, micro-batch by micro-batch."""
         if augmentation is None:
             return embed_in_micro_batches(embedder, images, self.micro_batch_size)
         parameters = augmentation.to(next(embedder.parameters()).device, non_blocking=True)

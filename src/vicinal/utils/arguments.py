@@ -1,10 +1,12 @@
-"""Checks of arguments that many classes share. Each raises an InputError that names the class, argument and value."""
+"""Arguments: checks that many classes share, which name class, argument and value, and their texts in docstrings."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from numbers import Integral, Real
 from types import FunctionType, NoneType
 from typing import Any, TypeGuard
@@ -64,6 +66,14 @@ def check_bool(owner: object, **values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be True or False")
+
+
+def check_choice(owner: object, choices: tuple[str, ...], **values: object) -> None:
+    """Check that every value is one of some words."""
+    for name, value in values.items():
+        if value not in choices:
+            words = " or ".join(f'"{word}"' for word in choices)
+            raise InputError(f"{_name(owner)}: {name} = {one_line(repr(value), 80)} must be {words}")
 
 
 def given(**values: object) -> dict[str, object]:
@@ -165,8 +175,33 @@ def require_left_out(settings: Any, prefix: str, names: tuple[str, ...], unless:
     for each in fields(settings):
         if each.name in names:
             value = getattr(settings, each.name)
-            require(value == _default(each), f"{prefix}{each.name}", value, f"left out unless {unless}")
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            require(value == default, f"{prefix}{each.name}", value, f"left out unless {unless}")
 
 
-def _default(each: Field[Any]) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+def first_paragraph(kind: type) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+def argument_texts(kind: type) -> dict[str, str]:
+    """The description of each argument in the docstrings of a class and its base classes, on one line each.
+
+    Example:
+        >>> class Circle:
+        ...     '''A circle.
+        ...
+        ...     Args:
+        ...         radius: half the diameter,
+        ...             above 0.
+        ...     '''
+        >>> argument_texts(Circle)
+        {'radius': 'half the diameter, above 0.'}
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        _, _, after = f"\n{inspect.cleandoc(base.__doc__ or '')}\n".partition("\nArgs:\n")
+        section = re.split(r"^(?=\S)", after, maxsplit=1, flags=re.MULTILINE)[0]
+        for name, text in re.findall(r"^    (\w+): (.*\n(?:     .*\n|\n)*)", section, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts

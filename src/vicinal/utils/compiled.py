@@ -19,7 +19,7 @@ def compiled(function: Function, **options: Any) -> Function:
     is full, or if the cached files are damaged; these are then written anew.
 
     Args:
-        function: what is compiled.
+        function: the function to compile.
         **options: of `numba.njit`.
     """
     compiled: Any = numba.njit(nogil=True, **options)(function)

@@ -16,6 +16,10 @@ from vicinal.utils.errors import one_line
 
 CPU_ELEMENTS = 2**20
 """4 MB in float32, which fits into a processor's cache."""
+MIN_TILE_ROWS = 128
+"""Matrix products with fewer rows take longer per row."""
+MAX_THREADS = 4
+"""Of a CPU, with which a tile grows: the others wait for what one thread does alone for each tile."""
 MIN_GPU_ELEMENTS, MAX_GPU_ELEMENTS = 2**22, 2**26
 BYTES_PER_ELEMENT = 2**10
 """Of the memory of a GPU: a tile in float32 takes 1/256 of it, and what is computed from it a few times as much."""
@@ -107,6 +111,18 @@ def tile_elements(device: torch.device) -> int:
     return CPU_ELEMENTS if device.type == "cpu" else _of_gpu(device)
 
 
+def default_tile_rows(columns: int, device: torch.device) -> int:
+    """The number of rows with which a tile has the size for its device, or more where matrix products need more.
+
+    Example:
+        >>> default_tile_rows(2**24, torch.device("cpu"))
+        128
+    """
+    is_divided = device.type == "cpu" and not torch.compiler.is_compiling()  # which cannot ask for the number
+    threads = min(torch.get_num_threads(), MAX_THREADS) if is_divided else 1
+    return max(MIN_TILE_ROWS, threads * tile_elements(device) // max(columns, 1))
+
+
 def _of_gpu(device: torch.device) -> int:
     if device.type != "cuda" or not torch.cuda.is_available():
         return MIN_GPU_ELEMENTS
@@ -146,7 +162,7 @@ def _rounds(device: torch.device) -> bool:
 
 
 def _settings(kind: str) -> Any:
-    """What torch holds of matrix products on a kind of device."""
+    """The settings of torch for matrix products on a kind of device."""
     return torch.backends.cuda.matmul if kind == "cuda" else getattr(torch.backends.mkldnn, "matmul", None)
 
 
@@ -168,7 +184,6 @@ def _ieee(device: torch.device) -> Iterator[None]:
 
 
 def _forbid_rounding() -> _Settings:
-    """Set IEEE precision, and return the settings of before."""
     # Settings of the older kind overwrite those of the newer one, and torch refuses to read them where they disagree.
     older = _older_setting()
     newer = {kind: _settings(kind).fp32_precision for kind in ("cuda", "cpu") if _has_newer(kind)}

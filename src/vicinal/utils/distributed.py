@@ -126,7 +126,7 @@ def all_to_all(parts: Sequence[Tensor]) -> list[Tensor]:
         parts: [n_i] for process i, of one type.
 
     Returns:
-        What process i sent to this one, [n_i].
+        The tensor that process i sent to this one, [n_i].
 
     Example:
         >>> all_to_all([torch.tensor([1.0, 2.0])])

@@ -76,7 +76,7 @@ def one_line(error: BaseException | str, max_length: int = 400) -> str:
 
 
 def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
-    """What is wrong with a source of images that is neither a folder, a table nor the name of a benchmark.
+    """The error of a source of images that is neither a folder, a table nor the name of a benchmark.
 
     Example:
         >>> no_such_source("digts", ["digits", "omniglot"])

@@ -17,7 +17,7 @@ NEEDED = {"torchrun": "LOCAL_RANK", "SLURM": "SLURM_LOCALID"}
 
 @dataclass(frozen=True)
 class Launch:
-    """What started the processes of a run, as their environment says.
+    """The launcher of the processes of a run, by their environment.
 
     Attributes:
         launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one.
@@ -92,7 +92,6 @@ def check_launch(devices: int | None, num_nodes: int | None, environment: Mappin
 
 
 def _check_alone(variables: Mapping[str, str], num_nodes: int | None) -> None:
-    """Raise InputError if a process without launcher needs one."""
     if (num_nodes or 1) > 1:
         raise InputError(
             f"num_nodes = {num_nodes} needs a launcher: start the command on every node by torchrun or srun"

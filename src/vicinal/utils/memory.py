@@ -26,14 +26,14 @@ CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Check that memory is available for what is about to be allocated, and some more for what is done with it.
+    """Check that memory is available for an allocation, and some more for its use.
 
     Args:
         num_bytes: the estimate.
         what: what the memory is for; the message of an error starts with it.
 
     Raises:
-        InputError: it is more than 80 % of what is available; the message has both figures.
+        InputError: it is more than 80 % of the available memory; the message has both figures.
 
     Example:
         >>> check_memory(2**60, "a.npy")  # doctest: +ELLIPSIS
@@ -76,7 +76,7 @@ def _reclaimable() -> int:
 
 
 def _of_limits() -> list[int]:
-    """What is left of the limits of this process (`ulimit -v` and `ulimit -d`)."""
+    """The rest of the limits of this process (`ulimit -v` and `ulimit -d`)."""
     try:
         import resource
 
@@ -98,7 +98,7 @@ OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP
 OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
 # Parameters of mallopt in glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -3, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 MAX_BLOCK = 2**30  # bytes of the largest block that is kept
 MAX_FREE = 2**31 - 1  # bytes of free memory that are kept at the end of the heap; the largest int
 
@@ -127,11 +127,9 @@ def keep_large_blocks() -> bool:
     if _is_set_by_user() or not _is_glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    # All threads share one heap, since those of other threads cannot hold blocks above 64 MB. Versions of glibc before
-    # 2.35 refuse so large a threshold, but allow to never map blocks.
-    mallopt(M_ARENA_MAX, 1)
-    is_kept = mallopt(M_MMAP_THRESHOLD, MAX_BLOCK) or mallopt(M_MMAP_MAX, 0)
-    return bool(is_kept and mallopt(M_TRIM_THRESHOLD, MAX_FREE))
+    mallopt(M_ARENA_MAX, 1)  # all threads share one heap; those of other threads cannot hold blocks above 64 MB
+    # Versions before 2.35 refuse so large a threshold.
+    return bool(mallopt(M_MMAP_THRESHOLD, MAX_BLOCK) and mallopt(M_TRIM_THRESHOLD, MAX_FREE))
 
 
 def _is_set_by_user() -> bool:
@@ -193,7 +191,6 @@ def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -
 
 
 def _written(file: BinaryIO, blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
-    """Write all blocks to a file, and map it."""
     import numpy as np
 
     needed, folder = 4 * shape[0] * shape[1], tempfile.gettempdir()

@@ -1,4 +1,4 @@
-"""YAML of plain values, also from strangers: nothing is created or imported, and what aliases expand to is bounded."""
+"""YAML of plain values, also of untrusted files: nothing is created or imported, and expanded aliases are bounded."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def construct_yaml(node: yaml.Node) -> Any:
 
 
 def problem_of(error: yaml.YAMLError) -> str:
-    """What an error says, in one line without its position."""
+    """The message of an error, in one line without its position."""
     text = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     return one_line(text if isinstance(error, ValueProblem) else f"not YAML: {text}", 200)
 

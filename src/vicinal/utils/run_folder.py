@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vicinal.utils.console import is_main_process
 from vicinal.utils.errors import InputError, one_line
@@ -20,6 +19,24 @@ from vicinal.utils.files import check_regular_file, temporary_files, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class FileOf:
+    """The path of a file in a folder, as an attribute of the class that describes the folder.
+
+    Args:
+        name: of the file.
+
+    Example:
+        >>> RunFolder(Path("run")).recipe.as_posix()
+        'run/recipe.yaml'
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: Any, owner: type | None = None) -> Path:
+        return Path(folder.path / self.name)
 
 
 @dataclass(frozen=True)
@@ -50,69 +67,24 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def table(self) -> Path:
-        return self.path / "table.parquet"
-
-    @property
-    def embeddings(self) -> Path:
-        return self.path / "embeddings.parquet"
-
-    @property
-    def embedder(self) -> Path:
-        return self.path / "embedder"
-
-    @property
-    def depths(self) -> Path:
-        return self.path / "depths.png"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.csv"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.csv"
-
-    @property
-    def curves(self) -> Path:
-        return self.path / "curves.png"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def last(self) -> Path:
-        return self.path / "last.pt"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.pt"
-
-    @property
-    def centers(self) -> Path:
-        return self.path / "centers.safetensors"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def training(self) -> Path:
-        return self.path / "training.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
+    recipe = FileOf("recipe.yaml")
+    table = FileOf("table.parquet")
+    embeddings = FileOf("embeddings.parquet")
+    embedder = FileOf("embedder")
+    depths = FileOf("depths.png")
+    log = FileOf("log.csv")
+    metrics = FileOf("metrics.csv")
+    curves = FileOf("curves.png")
+    tensorboard = FileOf("tensorboard")
+    last = FileOf("last.pt")
+    best = FileOf("best.pt")
+    centers = FileOf("centers.safetensors")
+    model = FileOf("model")
+    training = FileOf("training.json")
+    lock = FileOf(".lock")
 
     @property
     def _first_files(self) -> tuple[Path, ...]:
-        """What a run writes before its first step."""
         return (self.recipe, self.table, self.embeddings, self.metrics, self.best, self.tensorboard)
 
     @property
@@ -148,7 +120,7 @@ class RunFolder:
     def new(self) -> Iterator[None]:
         """Begin a run in the folder and keep it to this process in a block, see :meth:`in_use`.
 
-        What a run that took no step left there is deleted.
+        The files of a run that took no step are deleted.
 
         Raises:
             InputError: the folder has something else, or another process trains in it.
@@ -200,15 +172,13 @@ class RunFolder:
             lock.release()
 
     def _owner(self) -> str:
-        """The process that holds the lock, in words."""
         words = one_line(self.lock.read_text(errors="replace"), 80) if self.lock.is_file() else ""
         return words if words.startswith("process ") else "another process"
 
     def _temporary_files(self) -> list[Path]:
         """Files and folders that processes that were killed have left half written."""
-        names = {getattr(self, name) for name, each in vars(RunFolder).items() if isinstance(each, property)
-                 if not name.startswith("_")}  # fmt: skip
-        return [left for path in names for left in temporary_files(path)]
+        names = {each.name for each in vars(RunFolder).values() if isinstance(each, FileOf)}
+        return [left for name in names for left in temporary_files(self.path / name)]
 
 
 TRAIN_RECALL = "train recall@1"
@@ -234,7 +204,7 @@ def read_log(path: Path) -> pd.DataFrame:
         One row per line, all columns numeric. In a line that a killed process left unfinished, missing values are NaN.
 
     Raises:
-        InputError: the file is no such log.
+        InputError: the file is not such a log.
     """
     import pandas as pd
 
@@ -251,12 +221,12 @@ def read_log(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What the training of a run took.
+    """The time and memory of a training.
 
     Attributes:
         seconds: from the first image to the finished model with all evaluations, as a clock on the wall measures it,
             summed up over the interruptions of a run; steps that a killed process had taken after its last checkpoint
-            count once. None: unknown.
+            count once.
         trained_parameters: the number of parameters of the model that were trained; those of the loss are left out.
         memory_format: the order in memory of images and convolutions, which decides the last bits of the results:
             channels_last or contiguous_format. None: unknown.
@@ -269,7 +239,7 @@ class TrainingCost:
         TrainingCost(seconds=81.5, trained_parameters=131072, memory_format=None)
     """
 
-    seconds: float | None
+    seconds: float
     trained_parameters: int
     memory_format: str | None = None
 
@@ -288,17 +258,6 @@ class TrainingCost:
             return None
         check_regular_file(path)
         try:
-            values = json.loads(path.read_bytes())
-            seconds, number, layout = values["seconds"], values["trained_parameters"], values["memory_format"]
-            if type(number) is not int or number < 0:
-                raise ValueError("trained_parameters")
-            if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < math.inf):
-                raise ValueError("seconds")
-            if layout not in (None, "channels_last", "contiguous_format"):
-                raise ValueError("memory_format")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise InputError(
-                f"{path}: damaged; a run's file has the numbers seconds and trained_parameters, and "
-                "memory_format. Delete it if the time of the training does not matter"
-            ) from None
-        return cls(seconds, number, layout)
+            return cls(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            raise InputError(f"{path}: damaged; delete it if the time of the training does not matter") from None

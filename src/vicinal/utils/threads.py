@@ -52,10 +52,7 @@ def run_parts(function: Callable[[int, int], None], bounds: Sequence[int], num_t
 
 
 def map_in_order(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    num_threads: int,
-    start: Callable[[], None] | None = None,
+    function: Callable[[Item], Result], items: Iterable[Item], num_threads: int, start: Callable[[], None] | None = None
 ) -> Iterator[Result]:
     """Apply a function to items in several threads, and yield the results in the order of the items.
 
@@ -64,7 +61,7 @@ def map_in_order(
 
     Args:
         function: takes an item.
-        items: what it is applied to.
+        items: its arguments, one per call.
         num_threads: number of threads.
         start: called once by each thread.
 

@@ -1,11 +1,10 @@
-"""What the verbs of the command do, callable from Python."""
+"""The verbs of the command, callable from Python."""
 
 from typing import TYPE_CHECKING
 
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.workflows.batch_embedder import BatchEmbedder
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.clean import find_problems_of_source
@@ -13,15 +12,21 @@ if TYPE_CHECKING:
     from vicinal.workflows.embedding_reader import EmbeddingReader, embed_several
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.export import export_source
-    from vicinal.workflows.model_list import PretrainedModel, describe_model, measured_speed, model_names
+    from vicinal.workflows.model_costs import PretrainedModel, describe_model, measured_speed, model_names
+    from vicinal.workflows.model_options import BatchEmbedder
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.ray_job import embed_on_ray
     from vicinal.workflows.refine import resume_refiner, train_refiner
     from vicinal.workflows.report import write_report
-    from vicinal.workflows.settings import CalibrationSettings, CleanSettings, EvaluationSettings
+    from vicinal.workflows.settings import (
+        CalibrationSettings,
+        CleanSettings,
+        EvaluationSettings,
+        SweepSettings,
+        TuneSettings,
+    )
     from vicinal.workflows.shards import embed_shard
     from vicinal.workflows.source import Source
-    from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
     from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
     from vicinal.workflows.tuning.tune import tune
     from vicinal.workflows.tuning.tune_result import TuneResult

@@ -52,7 +52,7 @@ class CalibratedSource:
         return f"{self.calibration}\n\n{pd.DataFrame(cells).to_string(index=False)}"
 
     def describe(self) -> dict[str, Any]:
-        """What it says, ready for JSON, without the curve of probabilities."""
+        """Its content, ready for JSON, without the curve of probabilities."""
         return {**self.calibration.describe(), "operating_points": self.points.to_dict("records")}
 
 
@@ -68,7 +68,7 @@ def calibrate_source(
         embedded: the embeddings, with labels, of classes that the model was not trained on.
         settings: the rate, and the kind of score.
         gallery: further images that they are compared with, with labels; their classes may be any.
-        strangers: images of what is none of these things, of which no more than the rate are accepted either.
+        strangers: images of other kinds of things, of which no more than the rate are accepted either.
 
     Raises:
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.

@@ -25,7 +25,7 @@ from vicinal.workflows.source import Source
 DEFAULT_MODEL = "timm/vit_small_patch14_dinov2.lvd142m"
 MIN_IMAGES = 2
 MIN_AGREEMENT = 0.6
-"""The precision at 1 below which little can be said about labels, unless very many of them are wrong."""
+"""The precision at 1 below which labels cannot be judged, unless very many of them are wrong."""
 
 
 def find_problems_of_source(
@@ -37,7 +37,7 @@ def find_problems_of_source(
         reader: reads the source. If it has no model and the source holds images, they are embedded by DINOv2 with a
             ViT-S/14, without training.
         source: a run folder, a file of embeddings, the folder of an index, or images.
-        settings: what counts as a finding.
+        settings: the thresholds of findings.
         split: look at the rows of this split only.
 
     Raises:
@@ -68,7 +68,6 @@ def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: 
 
 
 def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
-    """Warn that label errors may be none where images of one class are seldom nearest to each other."""
     agreement = neighbors.same_class[:, 0].mean()
     if agreement < MIN_AGREEMENT:
         log(
@@ -125,8 +124,8 @@ def _readable(facts: ImageFacts, source: str) -> Integers:
 
 
 def _facts(table: Table) -> ImageFacts | None:
-    """Facts about the image files of embeddings; None if there are no such files."""
+    """Facts about the image files of embeddings; None if these do not exist."""
     if not table.has("path") or not any(map(os.path.isfile, table.paths)):
-        log("without image files: nothing is said about pixels, and near duplicates are told by embeddings alone")
+        log("without image files: pixels are not checked, and near duplicates are found by embeddings alone")
         return None
     return image_facts(table)

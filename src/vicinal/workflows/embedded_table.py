@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from vicinal.data import embedding_files
 from vicinal.data.columns import COLUMN_FLAGS
-from vicinal.data.embedding_files import (
-    load_embeddings,
-    load_labels,
-    load_vectors,
-    read_fingerprint,
-    read_own_images,
-)
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
@@ -47,10 +41,10 @@ class EmbeddedTable:
         origin: the model that made the vectors, or its name where it is not kept; or the index or the path of the file
             that they were read from.
         postprocessing: names of the steps after the model; different steps have different names.
-        cost: what the model costs, if that was asked for.
+        cost: the costs of the model, if asked for.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out: they cannot be read or, in a folder, are not images.
-        engine: what ran the model, if that is known.
+        engine: the engine of the model, if known.
     """
 
     vectors: Floats
@@ -68,7 +62,9 @@ class EmbeddedTable:
 
         It is computed when it is asked for, because it reads all weights of a model.
         """
-        model = read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        model = (
+            embedding_files.read_fingerprint(self.origin) if isinstance(self.origin, str) else self.origin.fingerprint()
+        )
         return None if model is None else "+".join([model, *self.postprocessing])
 
 
@@ -102,9 +98,9 @@ def load_file(
             order where both tables have paths.
     """
     if labels is None:
-        vectors, table = load_embeddings(source, mapped)
+        vectors, table = embedding_files.load_embeddings(source, mapped)
         return EmbeddedTable(vectors, with_named_columns(table, source, columns), source)
-    vectors, table = load_vectors(source, mapped), load_labels(labels, **columns)
+    vectors, table = embedding_files.load_vectors(source, mapped), embedding_files.load_labels(labels, **columns)
     if len(table) != len(vectors):
         raise InputError(
             f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
@@ -118,7 +114,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
     Raises:
         InputError: both have paths, and these are not of the same files; their folders may differ.
     """
-    own = read_own_images(source)
+    own = embedding_files.read_own_images(source)
     if "path" not in own or len(own) != len(table):
         return table
     if not table.has("path"):
@@ -136,7 +132,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
 def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
     """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
 
-    What Vicinal stored has them already, and may be asked for by the names that they had before.
+    Stored tables have them already, and may be asked for by the names that they had before.
 
     Args:
         table: as it was read.
@@ -165,7 +161,7 @@ def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
 
 
 def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
-    """Stored embeddings, whose model is unknown, with what is known of its cost."""
+    """Stored embeddings, whose model is unknown, with the known costs."""
     from vicinal.evaluation.model_costs import ModelCost
 
     return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))

@@ -20,7 +20,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embedded_table import EmbeddedTable, map_rows, with_cost
-from vicinal.workflows.model_options import ModelOptions
+from vicinal.workflows.model_options import BatchEmbedder, ModelOptions
 from vicinal.workflows.models import load_model, usable_device
 from vicinal.workflows.source import Source, columns_of_run, data_settings_of_run, selected_rows
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from vicinal.data.batches.image_dataset import ImageDataset
     from vicinal.data.containers.listing import ListedImages
     from vicinal.models import Embedder
-    from vicinal.workflows.batch_embedder import BatchEmbedder
 
 OnError = Literal["raise", "skip"]
 
@@ -129,8 +128,6 @@ class EmbeddingReader(ModelOptions):
         Raises:
             InputError: the model cannot be read, or the options do not fit it.
         """
-        from vicinal.workflows.batch_embedder import BatchEmbedder
-
         model = self._model_of(source)
         self.postprocessing.check_model(model)
         return BatchEmbedder(model, self, num_images)
@@ -164,7 +161,6 @@ class EmbeddingReader(ModelOptions):
                 yield from map(self.embed, group)
 
     def _model_of(self, source: str) -> Embedder | ExportedEmbedder:
-        """Return the model of the options, or else that of the source."""
         if self.model is not None:
             return self.loaded_model
         if Source(source).kind != "run":
@@ -172,7 +168,6 @@ class EmbeddingReader(ModelOptions):
         return load_model(source, self.pooling, self.allow_import or (), self.weights)
 
     def _on_error(self, source: str) -> OnError:
-        """What to do with unreadable images of a source."""
         if self.on_error is not None:
             return self.on_error
         if Source(source).kind == "run":
@@ -180,11 +175,7 @@ class EmbeddingReader(ModelOptions):
         return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
 
     def _embed(
-        self,
-        table: Table,
-        model: Embedder | ExportedEmbedder,
-        on_error: OnError,
-        loaded_from: str | None = None,
+        self, table: Table, model: Embedder | ExportedEmbedder, on_error: OnError, loaded_from: str | None = None
     ) -> EmbeddedTable:
         """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
         from vicinal.data.batches.image_dataset import ImageDataset
@@ -215,7 +206,6 @@ class EmbeddingReader(ModelOptions):
     def _vectors_of(
         self, images: ImageDataset, model: Embedder | ExportedEmbedder, is_measured: bool, on_error: OnError
     ) -> tuple[Floats, float | None]:
-        """Embed images, which leave out those to skip, and measure the seconds if that is asked for."""
         from vicinal.data.batches.image_dataset import UnreadableImageError
         from vicinal.models import embed_multi_scale
 
@@ -242,7 +232,6 @@ class EmbeddingReader(ModelOptions):
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
 
     def _refuse_image_options(self, source: str) -> None:
-        """Refuse options about images where the source holds embeddings already."""
         for option in ("model", "weights", "pooling", "scales"):
             if getattr(self, option) is not None:
                 raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
@@ -271,7 +260,7 @@ class EmbeddingReader(ModelOptions):
 
 
 def _on_error_of_run(run: RunFolder) -> OnError:
-    """What the training of a run did with unreadable images; "raise" if its recipe does not say."""
+    """How the training of a run treated unreadable images; "raise" if its recipe does not say."""
     return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
 
 

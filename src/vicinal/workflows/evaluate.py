@@ -52,10 +52,10 @@ class EvaluatedSource:
 
     Attributes:
         name: of the source.
-        table: what was evaluated.
+        table: the evaluated images.
         plain: without re-ranking; None if only the re-ranked evaluation was asked for.
         reranked: with re-ranking or refinement; None without.
-        cost: what the model costs, if that is known.
+        cost: the costs of the model, if known.
     """
 
     name: str
@@ -83,7 +83,7 @@ def evaluate_sources(
 
     Args:
         sources: name -> embeddings.
-        settings: what is measured, and by which protocol.
+        settings: the metrics and their protocol.
         make_reranking: makes the re-ranking or refinement by which every source is evaluated too.
         combine: how the evaluations will be combined by :func:`tabulate_sources`. Sources that are to be combined are
             only evaluated with re-ranking if there is one, and their images are compared.
@@ -109,9 +109,7 @@ def evaluate_sources(
 
 
 def tabulate_sources(
-    evaluated: Sequence[EvaluatedSource],
-    settings: EvaluationSettings,
-    combine: Combine | None = None,
+    evaluated: Sequence[EvaluatedSource], settings: EvaluationSettings, combine: Combine | None = None
 ) -> ResultsTable:
     """Put the evaluations of sources in one table.
 
@@ -145,7 +143,7 @@ def tabulate_sources(
 
 
 def costs_of(evaluated: Sequence[EvaluatedSource]) -> pd.DataFrame | None:
-    """What the models of several sources cost; None if that of no model is known."""
+    """The costs of the models of several sources; None if all are unknown."""
     costs = {each.name: each.cost for each in evaluated if each.cost is not None}
     is_known = any(cost.num_parameters is not None for cost in costs.values())
     return cost_frame(costs) if is_known and len(evaluated) > 1 else None
@@ -156,7 +154,7 @@ def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> R
 
     Args:
         evaluated: the source.
-        settings: what is resampled; where it is not said, classes, or queries if there are no labels.
+        settings: of the resampling; by default classes, or queries without labels.
     """
     resample_by = settings.intervals or ("classes" if evaluated.table.has("label") else "queries")
     if resample_by == "classes":

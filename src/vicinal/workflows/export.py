@@ -42,7 +42,7 @@ def export_source(
     Args:
         source: as for :func:`~vicinal.workflows.load_model`.
         out: the file of the exported model.
-        settings: what is exported.
+        settings: of the export.
         reader: how tables of images are read, and weights and pooling of backbones.
         check: images with labels, on which the parity is measured; None: the split val of a run, if it has one, and
             else random pixels.
@@ -126,7 +126,6 @@ def some_classes(table: Table, max_images: int, seed: int) -> Table:
 
 
 def _gallery(reader: EmbeddingReader, gallery: str, fingerprint: str) -> Floats:
-    """The vectors of a gallery, of the model with that fingerprint."""
     is_stored = Source(gallery).is_stored
     embedded = (EmbeddingReader() if is_stored else reader).embed(gallery)
     check_same_model(fingerprint, embedded.fingerprint, "the refiner needs", "use embeddings of the exported model")

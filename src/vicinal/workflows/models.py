@@ -80,7 +80,7 @@ def check_backbone(model: str) -> None:
     try:
         check_backbone_name(name or model)
     except InputError as error:
-        where = "" if model.startswith(TIMM) else "there is no folder of that name; "
+        where = "" if model.startswith(TIMM) else "no such folder; "
         raise InputError(f"model {model}: {where}{error}") from None
 
 

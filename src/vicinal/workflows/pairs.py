@@ -121,7 +121,6 @@ class PairList:
 
 
 def _similarities(vectors: Floats, first: Integers, second: Integers) -> Floats:
-    """The cosine similarities of pairs of rows, float32 [pairs]."""
     unit, order = UnitVectors(vectors, "embedding"), np.argsort(first, kind="stable")
     similarities = np.empty(len(first), np.float32)
     similarities[order] = pair_scores(unit, unit, first[order], second[order])

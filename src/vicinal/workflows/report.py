@@ -76,7 +76,6 @@ def _write_unlabeled(
     title: str | None,
     map_images: int | None,
 ) -> None:
-    """Write the page of images without labels, of which nothing can be evaluated."""
     for flag in ("recall_at", "metrics", "hierarchy"):
         if getattr(settings, flag):
             raise InputError(f"--{flag} needs labels, which {name} does not have")

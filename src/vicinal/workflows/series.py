@@ -21,7 +21,7 @@ MOST, TIMES_CHANCE = 0.5, 2.0
 
 
 def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
-    """Log that most first matches are the file beside the query's, and what to do; only where there are no groups.
+    """Log that most first matches are the file beside the query's, and what to do; only without groups.
 
     Args:
         name: of the source.

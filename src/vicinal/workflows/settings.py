@@ -1,4 +1,4 @@
-"""What the verbs of the command are asked for. Importing this module loads nothing heavy."""
+"""The options of the verbs of the command. Importing this module loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class EmbeddingOptions:
         num_workers: number of processes that read images.
         precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda; None takes a GPU where there is one.
-        engine: what runs the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is
-            faster on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
+        engine: of the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is faster
+            on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
             500 images or more, if its vectors are those of torch up to 0.0001, else torch.
         on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
             run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
@@ -81,7 +81,7 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """What a calibration is asked for.
+    """The options of a calibration.
 
     Args:
         false_accept_rate: the fraction of queries of unknown classes that may be accepted.
@@ -117,7 +117,7 @@ MAX_SEED = 2**32 - 1  # of scikit-learn
 
 @dataclass(frozen=True)
 class CleanSettings:
-    """What counts as a finding.
+    """The options of finding errors in a dataset.
 
     Args:
         num_neighbors: neighbors of each image, from which label errors and outliers are told.
@@ -170,7 +170,7 @@ BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is measured, and by which protocol.
+    """The metrics and their protocol.
 
     Args:
         recall_at: the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
@@ -182,7 +182,7 @@ class EvaluationSettings:
             names, else standard.
         root: folder of the ground truth of roxford and rparis.
         group_by: a column of the table; the metrics of each group of queries are given too.
-        intervals: what is resampled for confidence intervals, classes or queries; None: there are no intervals.
+        intervals: the units that are resampled for confidence intervals, classes or queries; None: without intervals.
         confidence_level: of the intervals, between 0 and 1.
         num_resamples: number of bootstrap samples, and of permutations for p-values.
         seed: seed of everything random.
@@ -219,3 +219,84 @@ class EvaluationSettings:
             ('vehicle_id', 'standard')
         """
         return self.protocol or BENCHMARK_PROTOCOLS.get(source, "standard")
+
+
+Sampler = Literal["tpe", "random", "sobol"]
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """The options of a search.
+
+    Args:
+        trials: number of trials, those of earlier commands on this study included.
+        sampler: how settings are proposed: "tpe", the tree-structured Parzen estimator, learns from the trials before;
+            "random" does not; "sobol" does not either, and covers numbers more evenly than "random" with few trials.
+        prune: end trials early whose validation scores are worse than the median at the same epoch, or by Hyperband,
+            which gives many trials few epochs and few trials all; with several folds, the first one decides.
+        held_out: the classes that validate: "half", the second half of the training classes in order, while the first
+            half trains; "val", the split val of the data; or a number of folds, each of which validates once.
+        seeds: number of seeds with which the best trials are trained; their mean decides which one is best.
+        top: number of the best trials that are trained with further seeds.
+        replay: then train once on all training classes, with the best settings, until the epoch that was the best one,
+            and evaluate that model once on the test split.
+        recall_at: with replay, the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
+        metrics: with replay, names of further metrics: precision@K, mAP@K, positives_recall@K, MRR.
+        hierarchy: with replay, score the coarse labels of the table too.
+        clusters: with replay, compare k-means clusters with the classes too: NMI, AMI and F1.
+        keep_weights: keep the weights of all trials.
+        jobs: number of runs at a time, each on a GPU of its own if there are several.
+    """
+
+    trials: int = 20
+    sampler: Sampler = "tpe"
+    prune: Literal["none", "median", "hyperband"] = "none"
+    held_out: str = "half"
+    seeds: int = 1
+    top: int = 3
+    replay: bool = False
+    recall_at: Sequence[int] | None = None
+    metrics: Sequence[str] = ()
+    hierarchy: bool = False
+    clusters: bool = False
+    keep_weights: bool = False
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "seeds", "top", "jobs"):
+            _require_positive(self, name)
+        folds = self.held_out.isdecimal() and int(self.held_out) >= 2
+        if not folds and self.held_out not in ("half", "val"):
+            raise InputError(f"held_out = {self.held_out} must be half, val, or a number of folds from 2 up")
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """The options of a grid.
+
+    Args:
+        seeds: number of seeds with which each cell is trained.
+        metric: the metric of the picture; None: that of the recipe's validation.
+        recall_at: the k of each recall@k; None: 1, 2, 4 and 8, as far as there are images.
+        metrics: names of further metrics: precision@K, mAP@K, positives_recall@K, MRR.
+        hierarchy: score the coarse labels of the table too.
+        clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
+        jobs: number of runs at a time, each on a GPU of its own if there are several.
+    """
+
+    seeds: int = 1
+    metric: str | None = None
+    recall_at: Sequence[int] | None = None
+    metrics: Sequence[str] = ()
+    hierarchy: bool = False
+    clusters: bool = False
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs"):
+            _require_positive(self, name)
+
+
+def _require_positive(settings: object, name: str) -> None:
+    if getattr(settings, name) < 1:
+        raise InputError(f"{name} = {getattr(settings, name)} must be at least 1")

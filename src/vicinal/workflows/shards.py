@@ -39,7 +39,7 @@ class ShardJob:
         table: The rows of the shard.
         manifest: That of the shard in the folder.
         reader: How images become embeddings.
-        source: What they are the images of.
+        source: The source of the images.
         batch_size: Images per batch.
     """
 
@@ -101,17 +101,14 @@ class ShardJob:
         return arrived.pop(row)
 
     def _rows(self, number: int) -> range:
-        """The rows of a part."""
         size = self.manifest.part_size
         return range(len(self.manifest.rows))[number * size : (number + 1) * size]
 
     def _batches(self, number: int) -> Iterator[range]:
-        """The rows of the batches of a part."""
         rows, size = self._rows(number), self.batch_size
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
     def _row(self, position: int) -> int:
-        """The row of the source."""
         return self.manifest.rows[position]
 
     def _is_there(self, number: int) -> bool:
@@ -136,7 +133,6 @@ class ShardJob:
         return manifest
 
     def _write(self, number: int, batches: Sequence[EmbeddedBatch]) -> ShardPart:
-        """Write the file of a part."""
         path = self.manifest.part_file(self.folder, number)
         errors = {row: error for batch in batches for row, error in batch.errors.items()}
         unreadable = {self._row(row): error for row, error in errors.items()}
@@ -160,7 +156,7 @@ def shard_job(
     split: str | None,
     part_size: int,
 ) -> Iterator[ShardJob]:
-    """What is left to do of a shard, which no other process completes meanwhile. Arguments as of `embed_shard`.
+    """The rest of a shard, which no other process completes meanwhile. Arguments as of `embed_shard`.
 
     Raises:
         InputError: As of `embed_shard`.
@@ -197,7 +193,6 @@ def shard_job(
 
 
 def _stored(new: ShardManifest, folder: str | Path) -> ShardManifest:
-    """The manifest of the shard in the folder, or the new one, which is written."""
     for stored in read_manifests(folder):
         check_together(folder, stored, new)
         if stored.shard == new.shard:

@@ -1,4 +1,4 @@
-"""What a command is given as images or embeddings: the one door to its table, its images and its embeddings."""
+"""The source of a command, images or embeddings: its table, its images and its embeddings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Source:
 
     @cached_property
     def kind(self) -> SourceKind:
-        """What the name stands for, told without reading embeddings or images.
+        """The kind of source that the name stands for, without reading embeddings or images.
 
         "run" is the folder of a training run, "refiner run" that of a refiner's training, "embeddings" a .npy file, a
         Parquet file with a column `embedding` or a folder of shards, "index" and "embedder" are folders that Vicinal
@@ -139,7 +139,7 @@ class Source:
         if self.labels is not None and self.kind != "embeddings":
             if self.name.endswith(".parquet"):
                 check_regular_file(self.name)  # nobody has looked into a pipe
-            raise InputError(f"--labels gives labels to files of embeddings; {self.name} is none: leave out --labels")
+            raise InputError(f"--labels is for files of embeddings, and {self.name} is not one; leave it out")
 
     def check_not_refiner_run(self) -> None:
         """Raise InputError if it is the run folder of a refiner, which embeds no images."""

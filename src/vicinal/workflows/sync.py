@@ -34,7 +34,7 @@ NO_FILE = (-1, -1, "")
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs between the images of an index and those of a table.
+    """The differences between the images of an index and those of a table.
 
     Args:
         new: int64 [n], the rows of the table whose images are not in the index.
@@ -139,12 +139,12 @@ def _moved(metadata: Metadata, table: Table, new: Integers, keys: set[str]) -> d
 
 
 def _contents(frame: pd.DataFrame, digests: Iterable[str | None]) -> list[tuple[str | None, object]]:
-    """What the images of a frame show: the digest of the file, and the bounding box within it."""
+    """The contents of the images of a frame: the digest of the file, and the bounding box within it."""
     return list(zip(digests, row_boxes(frame), strict=True))
 
 
 def _digest_of_size(path: str, sizes: set[int]) -> str | None:
-    """The digest of a file; None if its size is none of these, or there is no file."""
+    """The digest of a file; None if it has another size than these or does not exist."""
     try:
         return file_digest(path) if os.stat(path).st_size in sizes else None
     except OSError:
@@ -152,7 +152,7 @@ def _digest_of_size(path: str, sizes: set[int]) -> str | None:
 
 
 def _is_gone(path: str) -> bool:
-    """Whether there is no such file; False if the system does not tell."""
+    """Whether a file is known not to exist; False if the system does not tell."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -163,7 +163,6 @@ def _is_gone(path: str) -> bool:
 
 
 def _vanished(metadata: Metadata, keys: set[str], unlisted: Collection[str], below: str | Path | None) -> Integers:
-    """The ids of images that are not among the keys."""
     folder = "" if below is None else os.path.join(os.path.abspath(below), "")
     unknown = tuple(os.path.join(os.path.abspath(each), "") for each in unlisted)
     gone = [
@@ -206,17 +205,17 @@ def sync_index(
     timeout: float = TIMEOUT,
     block_size: int = BLOCK_SIZE,
 ) -> Changes:
-    """Make an index hold the images of a table: embed what is new or has changed, and drop what has vanished.
+    """Make an index hold the images of a table: embed new and changed images, and drop those that have vanished.
 
     The columns of images that are as before, or were moved, are replaced by those of the table. The index is saved
     after each block of images, so that an interrupted call goes on where it was; other processes may search and write
     it meanwhile.
 
     Args:
-        folder: of the index, or the URL of a database; a new one is made if there is none.
+        folder: of the index, or the URL of a database; it is created if it does not exist.
         table: the images, with paths.
         embed: embeds the images of some rows.
-        build: makes an index of the first block, if there is none; in a database if it is to be there.
+        build: creates a missing index, perhaps in a database, from the first block.
         upsert: adds a block to an index, in place of the same images.
         drop: whether images that have vanished are deleted.
         below: only images in this folder can have vanished; None: all with a path.
@@ -225,7 +224,7 @@ def sync_index(
         block_size: number of images that are embedded at a time.
 
     Returns:
-        What had changed.
+        The changes.
 
     Raises:
         InputError: there is something else in the folder, or another process writes it for too long.
@@ -234,7 +233,8 @@ def sync_index(
     exists = index_exists(folder, timeout)
     metadata = Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
     if exists:
-        metadata = _rows_near(folder, table, below, timeout)
+        with Index.load(folder, timeout) as index:
+            metadata = index.rows_near(table.image_keys, None if below is None else str(below))
     changes = compare_files(metadata, table, below)
     if exists:
         _apply_without_embedding(folder, metadata, table, changes, drop, root, timeout)
@@ -268,12 +268,6 @@ def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
 
     return RemoteIndex.exists(str(place), timeout)
-
-
-def _rows_near(place: str | Path, table: Table, below: str | Path | None, timeout: float) -> Metadata:
-    """The rows of an index that are compared with those of a table."""
-    with Index.load(place, timeout) as index:
-        return index.rows_near(table.image_keys, None if below is None else str(below))
 
 
 def _apply_without_embedding(

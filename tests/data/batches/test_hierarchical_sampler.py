@@ -28,7 +28,7 @@ def sub_batches_of(sampler: HierarchicalBatchSampler, labels: np.ndarray, sample
     return labels[rows[:, :, 0]].reshape(len(sampler), sampler.coarse_classes_per_batch, -1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=200)
 @given(
     sizes=st.lists(st.lists(st.integers(3, 30), min_size=1, max_size=12), min_size=2, max_size=8),
     samples_per_class=st.integers(2, 3),
@@ -93,6 +93,16 @@ def test_uniform_coarse_classes_come_equally_often_and_so_do_uniform_classes() -
     assert np.abs(counts / expected - 1).max() < 0.2
 
 
+def test_uniform_classes_come_equally_often_where_a_coarse_class_comes_twice_to_some_batches() -> None:
+    labels, coarse = images_of([[80, 80, 80, 8, 8, 8], [24] * 2, [24] * 2])
+    sampler = HierarchicalBatchSampler(labels, coarse, 8, 2, class_sampling="uniform")
+    counts = np.zeros(10)
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        counts += np.bincount(sub_batches_of(sampler, labels, samples_per_class=2).ravel(), minlength=10)
+    assert np.abs(counts[:6] / counts[:6].mean() - 1).max() < 0.05
+
+
 def test_sub_batches_are_in_proportion_to_the_images_of_a_coarse_class() -> None:
     labels, coarse = images_of([[4] * 20, [4] * 40, [4] * 10, [4] * 30])  # 100 groups of 4: 10 batches of 2 parts of 5
     sampler = HierarchicalBatchSampler(labels, coarse, batch_size=40, samples_per_class=4)
@@ -106,7 +116,9 @@ def test_sub_batches_are_in_proportion_to_the_images_of_a_coarse_class() -> None
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "coarse_classes_per_batch"),
     [
+        ([[5, 8, 13, 21], [4, 6, 7, 9], [12] * 5], 16, 2),
         ([[10] * 16, [10] * 2, [10] * 3], 16, 2),  # one coarse class holds three quarters of the images
+        ([[10] * 12, [10] * 6, [10] * 4], 24, 3),
         ([[10] * 8, [10] * 1, [10] * 2, [10] * 5], 16, 2),  # the second is too small for parts of its own
         ([[6, 7, 8]] * 5, 8, 1),
     ],
@@ -120,6 +132,33 @@ def test_every_image_is_seen_equally_often(
     )
     by_class = np.array([counts[labels == each].mean() for each in range(labels.max() + 1)])
     assert np.abs(by_class / counts.mean() - 1).max() < 0.1
+
+
+def test_a_coarse_class_with_few_classes_and_many_images_comes_once_a_batch() -> None:
+    labels, coarse = images_of([[200, 200, 200], [10] * 5, [10] * 5])
+    sampler = HierarchicalBatchSampler(labels, coarse, batch_size=16, samples_per_class=4)
+    of_large = (coarse[np.array(list(sampler))] == 0).sum(axis=1)
+    assert (of_large == 8).all()
+
+
+def test_coarse_classes_meet_in_all_combinations() -> None:
+    labels, coarse = images_of([[8] * 3] * 5)
+    sampler, pairs = HierarchicalBatchSampler(labels, coarse, 8, 2), Counter[tuple[int, ...]]()
+    for epoch in range(100):
+        sampler.set_epoch(epoch)
+        pairs.update(tuple(sorted(set(coarse[rows].tolist()))) for rows in sampler)
+    assert len(pairs) == 10
+    assert max(pairs.values()) < 1.5 * min(pairs.values())
+
+
+def test_classes_of_a_large_coarse_class_meet_in_all_combinations() -> None:
+    labels, coarse = images_of([[8] * 6, [8]])
+    sampler, pairs = HierarchicalBatchSampler(labels, coarse, 4, 2), Counter[tuple[int, ...]]()
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        pairs.update(tuple(sorted(set(labels[rows].tolist()))) for rows in sampler)
+    among = [pairs[first, second] for first in range(6) for second in range(first + 1, 6)]
+    assert max(among) < 1.5 * min(among)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])
@@ -155,6 +194,22 @@ def test_small_coarse_classes_are_merged_and_logged(
 def _images(sampler: HierarchicalBatchSampler, epoch: int) -> list[int]:
     sampler.set_epoch(epoch)
     return list(chain(*sampler))
+
+
+def test_coarse_classes_are_merged_until_they_fill_a_sub_batch() -> None:
+    labels, coarse = images_of([[4] * 1, [4] * 9, [4] * 1, [4] * 5])
+    assert HierarchicalBatchSampler(labels, coarse, 32, 4).merged_coarse_classes == [(0, 2, 3)]
+
+
+def test_small_classes_are_dropped_or_drawn_with_replacement(capsys: pytest.CaptureFixture[str]) -> None:
+    labels, coarse = images_of([[4, 4, 1], [4, 4], [2, 2]])
+    sampler = HierarchicalBatchSampler(labels, coarse, 8, 4)
+    assert sampler.dropped_classes == [2, 5, 6]
+    assert set(coarse[list(chain(*sampler))]) == {0, 1}
+    assert "3 classes with fewer than 4 images are left out: 2, 5, 6" in capsys.readouterr().err
+    again = HierarchicalBatchSampler(labels, coarse, 8, 4, small_classes="replace")
+    assert again.replaced_classes == [2, 5, 6]
+    assert {label for epoch in range(20) for label in labels[_images(again, epoch)]} == set(range(7))
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,38 @@ def test_every_image_is_seen_equally_often(sizes: list[int], batch_size: int, sa
     assert np.abs(counts / counts.mean() - 1).max() < 0.15
 
 
+def test_small_classes_with_replacement_are_seen_as_often_as_others() -> None:
+    labels = labels_of([1, 2, 3, 40, 40, 40])
+    counts = seen(ClassBalancedBatchSampler(labels, 8, 4, small_classes="replace"), len(labels), epochs=1500)
+    by_class = np.array([counts[labels == c].mean() for c in range(6)])
+    assert np.abs(by_class / counts.mean() - 1).max() < 0.15
+
+
+def test_a_very_large_class_comes_once_per_batch_and_the_others_fill_up_evenly() -> None:
+    sizes = [1000, 40, 20, 4]
+    labels = labels_of(sizes)
+    sampler = ClassBalancedBatchSampler(labels, 8, 4)
+    assert all(0 in labels[rows] for rows in sampler)
+    counts = seen(sampler, len(labels), epochs=30)
+    by_class = np.array([counts[labels == c].mean() for c in range(4)])
+    assert np.abs(by_class[1:] / by_class[1] - 1).max() < 0.1
+    assert by_class[0] == pytest.approx(len(sampler) * 4 / 1000)
+
+
 def test_within_a_class_no_image_is_repeated_before_all_were_drawn() -> None:
     labels = np.repeat([0, 1], 8)
     batches = np.array(list(ClassBalancedBatchSampler(labels, 8, 4)))
     assert sorted(batches.ravel()) == list(range(16))
+
+
+def test_classes_meet_in_all_combinations() -> None:
+    labels = np.repeat(np.arange(6), 8)
+    sampler, pairs = ClassBalancedBatchSampler(labels, 4, 2), Counter[tuple[int, ...]]()
+    for epoch in range(100):
+        sampler.set_epoch(epoch)
+        pairs.update(tuple(sorted(set(labels[rows].tolist()))) for rows in sampler)
+    assert len(pairs) == 15
+    assert max(pairs.values()) < 2 * min(pairs.values())
 
 
 def test_uniform_classes_are_equally_likely_in_every_batch() -> None:
@@ -191,8 +219,6 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
             {"batch_size": 10, "samples_per_class": 4},
             "batch_size is 10, samples_per_class 4; batch_size must be a multiple of samples_per_class",
         ),
-        ({"batch_size": 8, "samples_per_class": 0}, "samples_per_class 0"),
-        ({"batch_size": 0, "samples_per_class": 2}, "0 cannot be divided"),
         (
             {"batch_size": 10, "samples_per_class": 2},
             r"takes 5 classes, but there are 3; take a batch_size of 6 or less",
@@ -238,6 +264,11 @@ def test_random_batches_of_several_passes() -> None:
         assert len(set(chain(*one_pass))) == 8
     assert batches[:2] == list(RandomBatchSampler(10, batch_size=4))
     assert len(list(RandomBatchSampler(10, batch_size=4, num_batches=1))) == 1
+
+
+def test_random_batches_are_divided_among_processes() -> None:
+    parts = [list(RandomBatchSampler(20, batch_size=6, rank=rank, world_size=3)) for rank in range(3)]
+    assert [list(chain(*local)) for local in zip(*parts, strict=True)] == list(RandomBatchSampler(20, batch_size=6))
 
 
 @pytest.mark.parametrize(

@@ -47,27 +47,15 @@ def test_resized_images_come_first_and_lists_may_be_in_their_folder(tmp_path: Pa
     assert mini_inaturalist_2021(tmp_path).paths[0].startswith(str(folder / "train_mini_resized"))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("Aves/a.jpg", "line 1: 'Aves/a.jpg'; a path ends in <supercategory>/<species>/<image>"),
-    ],
-)
-def test_bad_lists_of_2018(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_lists_of_2018(tmp_path: Path) -> None:
     write_inaturalist_2018(tmp_path)
-    (tmp_path / "Inat_dataset_splits" / "Inaturalist_train_set1.txt").write_text(line)
-    with pytest.raises(InputError, match=message):
+    (tmp_path / "Inat_dataset_splits" / "Inaturalist_train_set1.txt").write_text("Aves/a.jpg")
+    with pytest.raises(InputError, match=r"line 1: 'Aves/a\.jpg'; a path ends in <supercategory>/<species>/<image>"):
         inaturalist_2018(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("a/a.jpg,11,20", "line 1: has the supercategory 11; there are 0 to 10"),
-    ],
-)
-def test_bad_lists_of_2021(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_lists_of_2021(tmp_path: Path) -> None:
     write_mini_inaturalist_2021(tmp_path)
-    (tmp_path / "iNaturalist_test.txt").write_text(line)
-    with pytest.raises(InputError, match=rf"iNaturalist_test\.txt, {message}"):
+    (tmp_path / "iNaturalist_test.txt").write_text("a/a.jpg,11,20")
+    with pytest.raises(InputError, match=r"_test\.txt, line 1: has the supercategory 11; there are 0 to 10"):
         mini_inaturalist_2021(tmp_path)

@@ -67,10 +67,7 @@ class Evil:
     ("change", "message"),
     [
         (lambda content: content.pop("val"), r"gl18\.pkl: no dicts 'train' and 'val'"),
-        (lambda content: content.update(train=[1]), r"gl18\.pkl: no dicts 'train' and 'val'"),
-        (lambda content: content["train"].pop("cids"), r"gl18\.pkl: train: 'cids' and 'cluster' are not two lists"),
         (lambda content: content["val"]["cluster"].pop(), r"gl18\.pkl: val: 'cids' and 'cluster' are not two lists"),
-        (lambda content: content["val"].update(cids=[], cluster=[]), r"val: 'cids' and 'cluster' are not two lists"),
         (
             lambda content: content["val"]["cluster"].append([1]) or content["val"]["cids"].append("a" * 9),
             "of one type",

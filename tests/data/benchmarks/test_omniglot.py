@@ -70,6 +70,18 @@ def test_a_source_beside_the_root(source: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in source.iterdir()) == [f"{SMALL1}.zip", "katakana.zip"]
 
 
+def test_a_root_that_is_not_to_be_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VICINAL_DATA", str(tmp_path / "cache"))
+    source.chmod(0o555)
+    try:
+        table = omniglot(source)
+    finally:
+        source.chmod(0o755)
+    check(table)
+    assert all(path.startswith(str(tmp_path / "cache" / "omniglot")) for path in table.paths)
+    assert len(list(source.iterdir())) == 2
+
+
 def test_unpacked_folders_are_read_where_they_lie(source: Path) -> None:
     for archive in list(source.glob("*.zip")):
         with zipfile.ZipFile(archive) as file:
@@ -96,6 +108,18 @@ def test_missing_files_are_named_with_what_to_do(source: Path, tmp_path: Path) -
     (source / "katakana.zip").unlink()
     with pytest.raises(InputError, match=rf"no {SMALL2}\.zip or katakana\.zip, nor a folder {SMALL2}"):
         omniglot(source)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"{SMALL1}/../../evil.png", "/etc/evil/a/b.png", "../evil/x/y.png", f"{SMALL1}/a/b/c/d.png", "other/a/b/c.png"],
+)
+def test_archives_that_would_write_elsewhere_are_refused(source: Path, tmp_path: Path, name: str) -> None:
+    write_zip(source / f"{SMALL1}.zip", [*members(SMALL1, ["Greek"]), name])
+    with pytest.raises(InputError, match=r"small1\.zip: holds '.*'; its images must be images_background_small1/"):
+        omniglot(source)
+    assert list(tmp_path.rglob("evil*")) == []
+    assert not (source / "omniglot" / SMALL1).exists()
 
 
 def test_broken_archives(source: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import struct
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,35 @@ def test_nothing_is_run(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"data\.pkl: not a pickle of plain data \(it asks for '[\w.]+'\)"):
             through(tmp_path, {"gnd": [Calls(function, *arguments)]})
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["numpy.core.multiarray\nfromstring", "os\nsystem", "numpy\nndarray.dump", "numpy\nload", "os\n\x1b[31m"]
+)
+@pytest.mark.parametrize("protocol", [b"", b"\x80\x02", b"\x80\x04"])
+def test_names_that_are_not_known_are_refused(tmp_path: Path, name: str, protocol: bytes) -> None:
+    with pytest.raises(InputError, match="it asks for") as error:
+        read_plain_pickle(written(tmp_path / "data.pkl", protocol + b"c" + name.encode() + b"\n."))
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"bytes", {1, 2}, 1j, OrderedDict(a=1), np.array([1j]), np.array(["2020-01-01"], dtype="M8[D]"), slice(1), int],
+    ids=lambda value: type(value).__name__,
+)
+def test_other_types_are_refused(tmp_path: Path, value: object) -> None:
+    with pytest.raises(InputError, match="not a pickle of plain data"):
+        through(tmp_path, [value])
+
+
+def test_a_pickle_cannot_change_what_the_next_one_meets(tmp_path: Path) -> None:
+    """State set on a function that the file was given: there are new ones for every load."""
+    poison = b"\x80\x02c_codecs\nencode\n}U\x0c__defaults__K\x01sb."
+    assert b"sb." in poison
+    with pytest.raises(InputError):
+        read_plain_pickle(written(tmp_path / "data.pkl", poison))
+    assert through(tmp_path, np.arange(3), 2).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04", b"no pickle at all", b"\x80\x04P1\n.", pickle.dumps([1] * 99)[:-9]])

@@ -128,8 +128,7 @@ def test_relevance_that_is_not_of_classes(relevant: list[tuple[str, str, int]], 
 
 
 @pytest.mark.parametrize(
-    "relevant",
-    [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]],
+    "relevant", [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]]
 )
 def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
     with pytest.raises(InputError, match="not a relevance of classes"):
@@ -140,7 +139,6 @@ def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
     ("name", "arguments", "message"),
     [
         ("{saved}", {"label_column": "kind"}, "no column 'kind' that could hold labels; there are label, size"),
-        ("{saved}", {"path_column": "picture"}, "no column 'picture' that could hold images; there are image"),
         ("{saved}/nowhere", {}, "no such folder, nor a name on the Hugging Face Hub, such as owner/name"),
         ("{saved}/dataset_dict.json", {}, "is a file; give a folder, or a .parquet file without hf:"),
         ("", {}, "hf: names no container; give hf:NAME or wds:NAME"),

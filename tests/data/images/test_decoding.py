@@ -4,6 +4,7 @@ import os
 import struct
 import time
 import zlib
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def test_exif_orientation_is_honoured(tmp_path: Path, orientation: int) -> None:
     assert np.array_equal(pixels(path, 1), upright[orientation])
 
 
+def test_broken_exif_does_not_cost_the_picture(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(ramp()), tmp_path / "a.png", exif=b"Exif\0\0no such thing at all")
+    assert np.array_equal(pixels(path, 1), ramp())
+
+
 def test_palettes_with_and_without_transparency(tmp_path: Path) -> None:
     image = Image.new("P", (3, 1))
     image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
@@ -70,6 +76,11 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, ending: str) -> None:
     assert pixels(path, 3)[0, 3].tolist() == [128, 128, 128]
 
 
+def test_dark_16_bit_gray_stays_dark(tmp_path: Path) -> None:
+    path = saved(Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)), tmp_path / "a.png")
+    assert pixels(path, 1).max() == 1
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -83,6 +94,16 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, ending: str) -> None:
 def test_32_bit_gray_is_scaled(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
     path = saved(Image.fromarray(values), tmp_path / "a.tif")
     assert pixels(path, 1)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_strips_of_rows_give_the_same_pixels(tmp_path: Path, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).integers(0, 60_000, (23, 7)).astype(kind)
+    path = saved(Image.fromarray(values), tmp_path / "a.tif")
+    whole = pixels(path, 1)
+    monkeypatch.setattr(decoding, "STRIP_PIXELS", 20)
+    assert np.array_equal(pixels(path, 1), whole)
+    assert np.abs(whole - values / 65535 * 255).max() <= 0.5
 
 
 def test_1_bit(tmp_path: Path) -> None:
@@ -128,6 +149,17 @@ def test_inverted_cmyk_of_adobe(tmp_path: Path) -> None:
     assert np.abs(pixels(path)[8, 8] - [0, 255, 255]).max() <= 3
 
 
+@pytest.mark.parametrize("mode", ["YCbCr", "HSV"])
+def test_other_color_spaces(mode: str) -> None:
+    image = convert_image(Image.new("RGB", (1, 1), (200, 30, 60)).convert(mode))
+    assert np.abs(np.asarray(image).astype(int)[0, 0] - [200, 30, 60]).max() <= 3
+
+
+def test_what_needs_no_conversion_is_handed_back() -> None:
+    image = Image.new("RGB", (2, 2))
+    assert convert_image(image) is image
+
+
 def test_the_first_picture_of_an_animation(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (2, 2), color) for color in ("red", "blue")]
     path = saved(frames[0], tmp_path / "a.gif", save_all=True, append_images=frames[1:])
@@ -161,6 +193,22 @@ def test_truncated_images(tmp_path: Path, ending: str) -> None:
     path = saved(Image.fromarray(noise), tmp_path / f"a.{ending}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     refused(path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about what it finds in the files
+def test_damaged_images_never_raise_anything_else(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.bin"
+    for kind in ("png", "jpeg", "gif", "tiff", "bmp", "webp"):
+        whole = BytesIO()
+        Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(whole, kind)
+        for _ in range(40):
+            damaged = bytearray(whole.getvalue())
+            for position in rng.integers(0, min(len(damaged), 400), 4):
+                damaged[position] = rng.integers(256)
+            path.write_bytes(damaged)
+            with suppress(InputError):
+                read_image(path)
 
 
 def test_heic_is_read_with_its_package(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from vicinal.data import ImageDataset, ImageTransform, Table, read_image
+from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, read_image
 from vicinal.data.batches.image_dataset import seeded
-from vicinal.data.batches.pixel_batches import PixelBatches
+from vicinal.data.batches.pixel_batches import PixelBatches, all_readable
+from vicinal.data.images import decoding
 from vicinal.data.images.decoding import EncodedJpeg, decode_pixels, open_image
 from vicinal.data.images.image_ops import resized_crop
+from vicinal.utils.errors import InputError
 
 GRAY_LEVELS = ImageTransform(size=64, mean=(0.0,) * 3, std=(1 / 255,) * 3)
 UNREDUCED, SMALL, LARGE = (100, 75), (403, 301), (1207, 901)  # reduced by 1, by 2 and by 4 in tests
@@ -174,3 +176,71 @@ def test_the_exact_path_is_that_of_the_decoded_image(tmp_path: Path) -> None:
     transform = replace(GRAY_LEVELS, fast=False)
     pixels, _ = PixelBatches(ImageDataset(Table(pd.DataFrame({"path": [path]})), transform), [[0]])[0]
     assert torch.equal(pixels[0], transform.test()(read_image(path)))
+
+
+def test_color_jitter_is_the_same_to_a_few_levels(tmp_path: Path) -> None:
+    transform = replace(GRAY_LEVELS, color_jitter=0.4)
+    path = jpeg(tmp_path, smooth(*UNREDUCED))
+    found = torch.stack([differences(path, transform, "train", seed) for seed in range(8)])
+    assert found.mean() < 1
+    assert found.max() <= 4
+
+
+def test_several_pictures_in_one_jpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smooth(*LARGE).save(tmp_path / "a.mpo", save_all=True, append_images=[texture(*LARGE)])
+    with decoded_sizes(monkeypatch) as sizes:
+        assert differences(str(tmp_path / "a.mpo"), GRAY_LEVELS, "test").max() <= 4
+    assert sizes == [(302, 226), LARGE]
+
+
+def test_reduced_crops_have_no_black_border(tmp_path: Path) -> None:
+    path = jpeg(tmp_path, Image.new("RGB", (131, 131), "white"))
+    for start in range(60):
+        with open_image(path) as image:
+            assert resized_crop(image, (start, start, 131, 131), (8, 8), "bilinear").min() == 255, start
+
+
+def test_images_of_other_formats_are_resized_as_they_are(tmp_path: Path) -> None:
+    texture(*SMALL).save(tmp_path / "a.png")
+    assert differences(str(tmp_path / "a.png"), GRAY_LEVELS, "test").max() <= 2.001
+
+
+def test_damaged_and_huge_jpegs_are_named_with_their_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(jpeg(tmp_path, texture(*LARGE)))
+    dataset = ImageDataset(Table(pd.DataFrame({"path": [str(path)], "label": [0]})), GRAY_LEVELS)
+    batches = [lambda: all_readable(PixelBatches(dataset, [[0]])[0]), lambda: TrainBatches(dataset, [[0]], (0,))[0]]
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "MAX_PIXELS", 1207 * 901 - 1)
+        for batch in batches:
+            with pytest.raises(InputError, match=rf"^row 0: {path}: image too large \(1,207 x 901 pixels"):
+                batch()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for batch in batches:
+        with pytest.raises(InputError, match=rf"^row 0: {path}: broken image \(.*\)$"):
+            batch()
+    with pytest.raises(InputError, match=r"none of the 1 images can be read; row 0: .*broken image"):
+        ImageDataset(dataset.table, GRAY_LEVELS, on_error="skip")
+
+
+def test_damaged_jpegs_are_read_or_refused_as_pillow_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    path = Path(jpeg(tmp_path, texture(*UNREDUCED)))
+    whole, outcomes = path.read_bytes(), set()
+    for number in range(60):
+        damaged = bytearray(whole[: rng.integers(1, len(whole))] if number % 3 == 0 else whole)
+        for position in rng.integers(0, len(damaged), 3):
+            damaged[position] = rng.integers(256)
+        path.write_bytes(damaged)
+        results = []
+        for fast in (True, False):
+            try:
+                with open_image(path) as image:
+                    results.append(replace(GRAY_LEVELS, fast=fast).test()(image))
+            except InputError as error:
+                results.append(str(error))
+        outcomes.add(type(results[0]))
+        if isinstance(results[0], str):
+            assert results[0] == results[1]
+        else:
+            assert (results[0] - results[1]).abs().max() < 9, number
+    assert outcomes == {str, torch.Tensor}

@@ -17,13 +17,7 @@ from examples.figures.center_embeddings import (
     spread,
 )
 from tests.data.benchmarks.published_more import accept_small_more, write_mnist
-from vicinal.losses import (
-    CenterBasedLoss,
-    CenterContrastiveLoss,
-    CenterLoss,
-    CrossEntropyLoss,
-    NormSoftmaxLoss,
-)
+from vicinal.losses import CenterBasedLoss, CenterContrastiveLoss, CenterLoss, CrossEntropyLoss, NormSoftmaxLoss
 
 CCL = CenterContrastiveLoss(scale=16, margin=0, center_weight=2, label_smoothing=0)
 

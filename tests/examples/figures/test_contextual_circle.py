@@ -12,7 +12,7 @@ from vicinal.similarity.pair_source import PairSource
 
 
 class Seen(Loss):
-    """Remembers what it is shown, and says how far apart the last point and (1, 0) are."""
+    """Remembers its batches, and says how far apart the last point and (1, 0) are."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def test_loss_and_error_of_other_tables() -> None:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
-    """What is drawn from now on, by the name beside each panel."""
+    """The panels that are drawn from now on, by the name beside each panel."""
     panels: dict[str, Axes] = {}
     monkeypatch.setattr(contextual_progress, "tidy", lambda axes, name: panels.update({name: axes}))
     return panels

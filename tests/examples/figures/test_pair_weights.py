@@ -18,7 +18,7 @@ def _few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def curves(loss: Loss, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Label -> x and y of what the one panel shows."""
+    """Label -> x and y of each line of the one panel."""
     panels = []
     monkeypatch.setattr(pair_weights, "tidy", lambda axes, name: panels.append(axes))
     weight_curves({"a loss": loss}, folder / "one.png")

@@ -1,4 +1,4 @@
-"""Every figure is a script: it has help, and draws what it is asked for."""
+"""Every figure is a script: it has help, and draws its picture."""
 
 from __future__ import annotations
 

@@ -10,15 +10,7 @@ import vicinal.losses
 from examples.figures.similarity_types import LOSSES, similarity_types, table
 from tests.conftest import ROOT
 from tests.weighting.cases import MS_MINER, OF_CENTERS, OFFERED
-from vicinal.losses import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    FastAPLoss,
-    LiftedStructureStarLoss,
-    Loss,
-    MultiSimilarityLoss,
-    SoftBinAPLoss,
-)
+from vicinal import losses
 from vicinal.weighting import EqualWeights, WeightedPairLoss
 
 TABLE_1 = {
@@ -33,16 +25,16 @@ TABLE_1 = {
     "NCA": "PN",
     "MS": "SPN",
 }
-TABLE_2: list[tuple[str, Loss, str]] = [
-    ("Binomial", BinomialDevianceLoss(), "S"),
-    ("LiftedStruct*", LiftedStructureStarLoss(), "N"),
+TABLE_2: list[tuple[str, losses.Loss, str]] = [
+    ("Binomial", losses.BinomialDevianceLoss(), "S"),
+    ("LiftedStruct*", losses.LiftedStructureStarLoss(), "N"),
     ("MS mining", WeightedPairLoss(EqualWeights(), MS_MINER, reduction="anchors"), "P"),
-    ("BinLifted", BinLiftedLoss(), "SN"),
-    ("MS weighting", MultiSimilarityLoss(miner=None), "SN"),
+    ("BinLifted", losses.BinLiftedLoss(), "SN"),
+    ("MS weighting", losses.MultiSimilarityLoss(miner=None), "SN"),
     # SP in the paper. Eq. (10) divides by the number of pairs; of mined pairs it depends on where the negatives are.
-    ("Binomial_m", BinomialDevianceLoss(miner=MS_MINER), "SPN"),
-    ("LiftedStruct*_m", LiftedStructureStarLoss(miner=MS_MINER), "PN"),
-    ("MS", MultiSimilarityLoss(), "SPN"),
+    ("Binomial_m", losses.BinomialDevianceLoss(miner=MS_MINER), "SPN"),
+    ("LiftedStruct*_m", losses.LiftedStructureStarLoss(miner=MS_MINER), "PN"),
+    ("MS", losses.MultiSimilarityLoss(), "SPN"),
 ]
 
 
@@ -54,7 +46,7 @@ def test_table_1() -> None:
 
 
 @pytest.mark.parametrize(("name", "loss", "expected"), TABLE_2, ids=[row[0] for row in TABLE_2])
-def test_table_2(name: str, loss: Loss, expected: str) -> None:
+def test_table_2(name: str, loss: losses.Loss, expected: str) -> None:
     assert similarity_types(loss) == expected
 
 
@@ -71,4 +63,4 @@ def test_the_table_in_the_documents() -> None:
 
 def test_nodes_that_a_shift_meets_again_hide_nothing() -> None:
     """Similarities that move together by whole bins are shared by nodes as before."""
-    assert similarity_types(SoftBinAPLoss(nodes=21)) == similarity_types(FastAPLoss(bins=20)) == "PN"
+    assert similarity_types(losses.SoftBinAPLoss(nodes=21)) == similarity_types(losses.FastAPLoss(bins=20)) == "PN"

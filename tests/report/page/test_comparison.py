@@ -19,10 +19,7 @@ from vicinal.utils.errors import InputError
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EvaluatedEmbeddings]:
     case = digits_case(tmp_path_factory.mktemp("digits"))
     noise = np.random.default_rng(0).normal(0, 6, case.vectors.shape)
-    return {
-        "noisy <b>": EvaluatedEmbeddings(*noised(case, noise)),
-        "plain": EvaluatedEmbeddings(*case),
-    }
+    return {"noisy <b>": EvaluatedEmbeddings(*noised(case, noise)), "plain": EvaluatedEmbeddings(*case)}
 
 
 def noised(case: Case, noise: np.ndarray) -> Case:

@@ -12,7 +12,6 @@ import pytest
 from tests.report.page.cases import Case, Page, case_of, digits_case, with_interval
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.report.page import frames as module
 from vicinal.report.page.run import curves_section, read_run
 from vicinal.report.page.single import write_page, write_unlabeled_page
 from vicinal.utils.errors import InputError
@@ -252,12 +251,6 @@ def test_queries_and_gallery(digits: Case, tmp_path) -> None:
     assert "query/gallery: 50 queries, 150 gallery images" in page.words
     assert len(page.data["map"]["x"]) == 150
     assert set(page.data["map"]["match"]) == {-1}
-
-
-def test_page_keeps_to_its_size(digits: Case, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MAX_BYTES", 30_000)
-    write_page(tmp_path / "page.html", *digits)
-    assert sum(len(image["src"]) for image in Page(tmp_path / "page.html").data["images"]) <= 30_000
 
 
 def test_runs_are_read_as_far_as_they_are_there(tmp_path) -> None:

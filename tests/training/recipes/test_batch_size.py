@@ -11,9 +11,8 @@ import pytest
 from tests.conftest import QUICK
 from vicinal.data import Table
 from vicinal.training import Recipe, resume, train
-from vicinal.training.recipes.batch_size import fit_batches
 from vicinal.training.recipes.settings import TrainingSettings
-from vicinal.training.training_data import create_sampler, load_training_table
+from vicinal.training.training_data import create_sampler, fit_batches, load_training_table
 from vicinal.utils.errors import InputError
 
 

@@ -20,8 +20,7 @@ from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.recipe import SMALL_BACKBONE
 from vicinal.training.recipes.recipe_classes import OfferedClasses, loss_names
 from vicinal.training.recipes.recipe_file import RecipeFile
-from vicinal.training.recipes.recipe_help import class_help
-from vicinal.training.recipes.recipe_values import arguments_schema
+from vicinal.training.recipes.recipe_values import arguments_schema, class_help
 from vicinal.utils.errors import InputError
 
 
@@ -117,11 +116,9 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("epochs: 3\noptimzer:\n  lr: 1\n", "recipe.yaml:2: unknown key optimzer; did you mean optimizer?"),
-        ("init_args: {lr: 1}\n", "recipe.yaml: unknown key init_args"),
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs = many must be an integer"),
         ("batch_size: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),
-        ("micro_batch_size: 0\n", "recipe.yaml:1: micro_batch_size = 0 must be at least 1 or null"),
         (
             "seed: 1\nbatch_size: 10\nsamples_per_class: 4\n",
             "recipe.yaml:2: batch_size = 10 must be a multiple of samples_per_class = 4",
@@ -135,39 +132,20 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "recipe.yaml:1: batch_size = 128 must be a multiple of samples_per_class = 4 times coarse_classes_per",
         ),
         ("coarse_column: coarse_2\n", "recipe.yaml:1: coarse_column = coarse_2 must be left out unless"),
-        ("coarse_column: genus\n", "recipe.yaml:1: coarse_column = genus must be coarse, coarse_2, ..."),
-        ("data:\n  noise:\n    random_labels: 2\n", "recipe.yaml:3: data.noise.random_labels = 2.0 must be from 0"),
         (
             "data:\n  noise: {foreign_fraction: 0.1}\n",
             "recipe.yaml:2: data.noise.foreign_fraction = 0.1 must be above 0 with",
-        ),
-        ("data:\n  noise: {open_set_labels: 1.5}\n", "data.noise.open_set_labels = 1.5 must be from 0 to 1"),
-        ("data:\n  noise: {confused_labels: -1}\n", "data.noise.confused_labels = -1.0 must be from 0 to 1"),
-        (
-            "data:\n  noise:\n    confused_labels: 0.1\n",
-            "recipe.yaml:3: data.noise.confused_labels = 0.1 must be above 0 with data.noise.confusions, else 0",
-        ),
-        ("data:\n  noise: {confusions: a.csv}\n", "data.noise.confused_labels = 0.0 must be above 0 with"),
-        (
-            "data:\n  noise:\n    open_set_cluster_size: 4\n",
-            "recipe.yaml:3: data.noise.open_set_cluster_size = 4.0 must be left alone unless data.noise.open_set_l",
         ),
         (
             "data:\n  noise: {open_set_labels: 0.1, open_set_cluster_size: 0.5}\n",
             "recipe.yaml:2: data.noise.open_set_cluster_size = 0.5 must be 1 or more",
         ),
-        ("data:\n  noise: {classes: 0}\n", "recipe.yaml:2: data.noise.classes = 0.0 must be above 0 or null"),
-        ("data:\n  noise: {labels: 0.1}\n", "recipe.yaml:2: unknown key data.noise.labels"),
         ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),
-        ("data:\n  num_workers: -1\n", "recipe.yaml:2: data.num_workers = -1 must be"),
         ("transform:\n  size: 0\n", "recipe.yaml:2: transform.size is 0; it must be"),
         ("validation: {metric: recall@0}\n", "recipe.yaml:1: validation.metric = recall@0: recall@0 is invalid"),
         ("validation: {metric: rank@1}\n", "recipe.yaml:1: validation.metric = rank@1: unknown metric 'rank@1'"),
-        ("schedule: {decay: 2}\n", "recipe.yaml:1: schedule.decay = 2"),
         ("schedule: {every: 3}\n", "recipe.yaml:1: schedule.every = 3 must be left out unless schedule.name is step"),
         ("epochs: 0.5\n", "recipe.yaml:1: epochs = 0.5 must be an integer, or null; max_steps ends a run within an"),
-        ("seed: 1\nmax_steps: 0\n", "recipe.yaml:2: max_steps = 0 must be at least 1 or null"),
-        ("steps_per_epoch: -1\n", "recipe.yaml:1: steps_per_epoch = -1 must be at least 1 or null"),
         ("class_sampling: some\n", "recipe.yaml:1: class_sampling = some must be by_size or uniform or exhaustive"),
         (
             "samples_per_class: 0\nclass_sampling: uniform\n",
@@ -178,10 +156,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "recipe.yaml:1: class_sampling = exhaustive must be by_size or uniform with coarse_classes_per_batch",
         ),
         ("coarse_sampling: uniform\n", "recipe.yaml:1: coarse_sampling = uniform must be left out unless coarse_c"),
-        ("max_grad_value: 0\n", "recipe.yaml:1: max_grad_value = 0.0 must be a positive number or null"),
-        ("optimizer: {eps: 0}\n", "recipe.yaml:1: optimizer.eps = 0.0 must be a positive number"),
         ("optimizer: {betas: [0.9]}\n", "recipe.yaml:1: optimizer.betas = [0.9] must be a list of 2, each element a"),
-        ("optimizer: {betas: [0.9, 1]}\n", "recipe.yaml:1: optimizer.betas = (0.9, 1.0) must be two numbers in [0, 1)"),
         (
             "optimizer:\n  name: sgd\n  eps: 1\n",
             "recipe.yaml:3: optimizer.eps = 1.0 must be left out unless optimizer.name is adam or adamw",
@@ -192,38 +167,22 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
             "recipe.yaml:4: schedule.momentum_range = (0.8, 0.9) must be null with optimizer.momentum = 0",
         ),
         ("precision: half\n", "recipe.yaml:1: precision = half must be auto or 32 or bf16-mixed or 16-mixed"),
-        ("loss: NoSuchLoss\n", "recipe.yaml:1: loss = NoSuchLoss is not the name of a Loss class"),
         ("loss: vicinal.losses.pairs.NoLoss\n", "recipe.yaml:1: loss = vicinal.losses.pairs.NoLoss is not the name"),
-        ("loss: no_module.OwnLoss\n", "recipe.yaml:1: loss = no_module.OwnLoss is not the name of a Loss class"),
         (
             "loss:\n  class_path: MultiSimilarityLoss\n  init_args:\n    gamma: 1\n",
             "recipe.yaml:4: unknown key loss.gamma",
         ),
         ("loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: -2}\n", "alpha = -2.0 must be positive"),
-        (
-            "model:\n  backbone: resnet5\n",
-            "recipe.yaml:2: model.backbone: timm has no model 'resnet5'; nearest: resn",
-        ),
-        ("model: {depth: 3}\n", "recipe.yaml:1: unknown key model.depth"),
+        ("model:\n  backbone: resnet5\n", "recipe.yaml:2: model.backbone: timm has no model 'resnet5'; nearest: resn"),
         ("optimizer: null\n", "recipe.yaml:1: optimizer is a group; write its settings below it"),
-        ("epochs: 1\ndata: 3\n", "recipe.yaml:2: data is a group"),
-        ("data:\n  noise: 0.1\n", "recipe.yaml:2: data.noise is a group; write its settings below it"),
         ("loss: null\n", "recipe.yaml:1: loss = null must be the name of a Loss class"),
-        ("loss: {class_path: MultiSimilarityLoss, init_args: {tile_rows: 0}}\n", "tile_rows = 0 must be at least 1"),
         ("loss: {class_path: MultiSimilarityLoss, init_args: {base: .nan}}\n", "base = nan must be a finite number"),
         ("epochs: 1\nepochs: 2\n", "recipe.yaml:2: epochs is given twice"),
         ("model: {backbone_args: &x {a: *x}}\n", "recipe.yaml:1: a value contains itself"),
         ("", "recipe.yaml:1: a recipe is a mapping"),
         ("seed: 18446744073709551616\n", "recipe.yaml:1: seed = 18446744073709551616 must be below"),
-        ("samples_per_class: -1\n", "recipe.yaml:1: samples_per_class = -1 must be 0 or more"),
         ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2: NTXentLoss"),
-        (
-            "loss: ContextualLoss\nsamples_per_class: 1\n",
-            "recipe.yaml:2: samples_per_class = 1 must be 0 or at least 2",
-        ),
         ("batch_size: 4\nsamples_per_class: 4\n", "recipe.yaml:1: batch_size = 4 must be above samples_per_class = 4"),
-        ("epochs: [1\n", "recipe.yaml:2: not YAML"),
-        ("- 1\n- 2\n", "recipe.yaml:1: a recipe is a mapping"),
     ],
 )
 def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -231,31 +190,6 @@ def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: s
         Recipe.load(write(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("--optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr"),
-        ("--data.on_error=", "--data.on_error needs a value"),
-        ("--init_args=1", "unknown key init_args"),
-        ("--init_args+=[1]", "unknown key init_args"),
-        ("--epochs=many", "epochs = many must be an integer"),
-        ("--loss.gamma=1", "unknown key loss.gamma"),
-        ("more.yaml", "unknown argument more.yaml; a recipe comes first"),
-        ("--max_grad_norm=-1", "max_grad_norm = -1.0 must be"),
-    ],
-)
-def test_a_bad_override_names_its_key(override: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Recipe.load(overrides=[override])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_recipe(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read the recipe .*none.yaml: No such file"):
-        Recipe.load(tmp_path / "none.yaml")
 
 
 def test_one_image_per_class_is_enough_where_a_loss_compares_with_more_than_the_batch() -> None:
@@ -312,12 +246,6 @@ def test_another_class_has_no_arguments_of_the_one_before(tmp_path: Path, word: 
     path = write(tmp_path, "loss: {class_path: NTXentLoss, init_args: {temperature: 0.2}}")
     words = ["--loss", word] if word[0] == "T" else [f"--loss{word}"]
     assert Recipe.load(path, words).config["loss"] == Recipe.load(overrides=["--loss=TripletLoss"]).config["loss"]
-
-
-def test_arguments_that_are_not_a_mapping_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "loss: {class_path: TripletLoss, init_args: 5}")
-    with pytest.raises(InputError, match=r"loss.init_args is 5; give the arguments of a class"):
-        Recipe.load(path, ["--loss.margin=1"])
 
 
 def test_fractions_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:

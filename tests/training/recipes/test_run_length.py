@@ -163,8 +163,3 @@ def test_the_earliest_end_counts() -> None:
     assert not RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=4))
     assert RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=5))
     assert RunLength(epochs=3, max_steps=None, stop_epoch=2).fraction(Progress(epoch=1)) == 0.5
-
-
-def test_it_stops_after_an_epoch_at_least() -> None:
-    with pytest.raises(InputError, match="stop_epoch = 0 must be at least 1"):
-        Recipe.load(overrides=["--data.source=digits", "--model.pretrained=false", "--stop_epoch=0"])

@@ -70,11 +70,7 @@ class ImageDataset:
     """
 
     def __init__(
-        self,
-        table: Table,
-        transform: ImageTransform,
-        cache: bool = False,
-        on_error: Literal["raise", "skip"] = "raise",
+        self, table: Table, transform: ImageTransform, cache: bool = False, on_error: Literal["raise", "skip"] = "raise"
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error is {on_error!r}; it can be raise or skip")

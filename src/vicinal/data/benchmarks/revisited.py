@@ -23,6 +23,7 @@ from vicinal.data.benchmarks.cache import cache_folder, check_images, find_folde
 from vicinal.data.benchmarks.lists import check_distinct, read_json, read_list, read_plain_pickle
 from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
+from vicinal.utils.arguments import is_number
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
@@ -253,12 +254,8 @@ def _check_disjoint(lists: Sequence[Integers], where: str) -> None:
 
 def _numbers(value: Any, where: str) -> Doubles:
     # Nested lists are refused, since a list that contains itself many times would expand beyond any memory.
-    if isinstance(value, np.ndarray) or (isinstance(value, list) and all(map(_is_number, value))):
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and all(map(is_number, value))):
         array = np.asarray(value).ravel()
         if not array.size or array.dtype.kind in "iuf":
             return array.astype(np.float64)
     raise InputError(f"{where} is not a list of numbers")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

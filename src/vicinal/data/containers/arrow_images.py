@@ -191,7 +191,8 @@ def list_parquet_images(
         with open_parquet(path) as file:
             columns = choose_columns(file.schema_arrow, named, str(path))
             image = columns.image if _may_lack_bytes(file, columns.image) else f"{columns.image}.path"
-            yield from columns.samples(_batches(file, _names(columns, image)), str(path))
+            read = [image, *columns.others, *filter(None, [columns.label])]
+            yield from columns.samples(_batches(file, read), str(path))
 
     return list_images(folder, str(path), samples, partial(_read_located, path, named), named)
 
@@ -211,10 +212,6 @@ def _read_located(path: Path, named: NamedColumns, locations: Integers) -> Itera
                     yield content.as_py()
                 first += len(batch)
             first = stop
-
-
-def _names(columns: ImageColumns, image: str) -> list[str]:
-    return [image, *columns.others, *filter(None, [columns.label])]
 
 
 def _may_lack_bytes(file: pa.parquet.ParquetFile, image: str) -> bool:

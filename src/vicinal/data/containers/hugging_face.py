@@ -16,14 +16,7 @@ import numpy as np
 
 from vicinal.data.columns import SPLIT_NAMES
 from vicinal.data.containers.arrow_images import BATCH_SIZE, ImageColumns, choose_columns
-from vicinal.data.containers.listing import (
-    ListedImages,
-    NamedColumns,
-    Sample,
-    file_versions,
-    list_folder,
-    list_images,
-)
+from vicinal.data.containers.listing import ListedImages, NamedColumns, Sample, file_versions, list_folder, list_images
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError, import_extra, one_line

@@ -131,7 +131,12 @@ class _ShardReader:
         is_said = False
         for key, members in self._groups(shard, number):
             sample = self._sample(key, members, f"{shard}, sample {key!r}")
-            if not is_said and sample.image is not None and "label" not in sample.values and _has_dots(sample.name):
+            if (
+                not is_said
+                and sample.image is not None
+                and "label" not in sample.values
+                and "." in _suffix(sample.name)
+            ):
                 log(f"{shard}: {sample.name} has no label: the name of a sample ends at its first dot, here {key}")
                 is_said = True
             samples.append(sample)
@@ -226,10 +231,6 @@ def _check_end(shard: Path, offset: int) -> None:
 def _is_hidden(name: str) -> bool:
     """Whether a name is hidden, or below a hidden folder, such as the `._cat.jpg` that macOS adds to each file."""
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
-
-
-def _has_dots(name: str) -> bool:
-    return "." in _suffix(name)
 
 
 def _suffix(name: str) -> str:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from vicinal.losses.base import Loss, zero_loss
-from vicinal.losses.contextual.dense import dense_loss
+from vicinal.losses.contextual.dense import dense_loss, row_block_loss
 from vicinal.losses.contextual.matrix_form import Neighborhoods
-from vicinal.losses.contextual.row_blocks import row_block_loss
 from vicinal.losses.contextual.sparse import (
     NeighborSearch,
     SparseMatrix,
@@ -25,8 +24,8 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import MaskedPairs
 from vicinal.similarity.tiles import TilePass
 from vicinal.utils import distributed
-from vicinal.utils.arguments import MAX_INTEGER, check_nonnegative, check_positive, is_integer, shown
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.arguments import MAX_INTEGER, check_choice, check_nonnegative, check_positive, is_integer, shown
+from vicinal.utils.errors import InputError
 
 MIN_SPARSE_SAMPLES = 256
 """Number of samples up to which dense matrices are faster however small the neighborhoods are."""
@@ -57,7 +56,7 @@ class ContextualLoss(Loss):
     A batch should have k samples per class. With references, which must contain the embeddings (offset), it is the loss
     of all references as one batch, and k must be given. In distributed training each process searches the neighbors of
     its part of the references, or computes its part of the rows of all dense matrices; with a sigmoid or minima it
-    holds all rows of some. What is left where neighborhoods are small, every process computes for the whole batch.
+    holds all rows of some. Where neighborhoods are small, every process computes the rest for the whole batch.
 
     Reference: Liao et al., "Supervised Metric Learning to Rank for Retrieval via Contextual Similarity Optimization",
     ICML 2023, Eq. (1) to (5). The full loss of Eq. (6) is `0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) +
@@ -114,12 +113,8 @@ class ContextualLoss(Loss):
             raise InputError(
                 f"ContextualLoss: k = {shown(k)} must be at least 2, a whole number: a sample is its own nearest"
             )
-        if theta not in ("step", "sigmoid"):
-            raise InputError(f'ContextualLoss: theta = {one_line(repr(theta), 80)} must be "step" or "sigmoid"')
-        if conjunction not in ("product", "min"):
-            raise InputError(
-                f'ContextualLoss: conjunction = {one_line(repr(conjunction), 80)} must be "product" or "min"'
-            )
+        check_choice(self, ("step", "sigmoid"), theta=theta)
+        check_choice(self, ("product", "min"), conjunction=conjunction)
         self.k = k
         self.variant = Variant(
             epsilon=epsilon,

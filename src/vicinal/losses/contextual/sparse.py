@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack, with_gradient
-from vicinal.similarity.tiles import default_tile_rows
 from vicinal.utils import distributed
+from vicinal.utils.devices import default_tile_rows
 
 MAX_TERMS = 2**20
 """Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""
@@ -161,7 +161,7 @@ def find_neighborhoods(
 
 
 def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> Neighborhoods[SparseMatrix] | None:
-    """The neighborhoods of n samples from what was found of them, in order."""
+    """The neighborhoods of n samples from the neighbors that were found, in order."""
     if found is None:
         return None
     near, close = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -380,7 +380,7 @@ class Database:
             connection.executemany("INSERT INTO changes VALUES (?, ?, ?)", blobs)
 
     def forget_changes(self, below: int | None = None) -> None:
-        """Delete the vectors of changes, those of ids below one; None: all."""
+        """Delete the vectors of changes with ids below a number; None: all."""
         with self.reading() as connection:
             connection.execute("DELETE FROM changes WHERE ?1 IS NULL OR id < ?1", [below])
 
@@ -403,7 +403,7 @@ class Database:
         return None if found is None else json.loads(found[0])
 
     def remember_requests(self, answers: Mapping[str, Sequence[int]]) -> None:
-        """Keep the ids that answer requests; those of the oldest requests are forgotten."""
+        """Keep the ids that answer requests; the oldest requests are forgotten."""
         rows = ((key, json.dumps(list(ids))) for key, ids in answers.items())
         with self.reading() as connection:
             connection.executemany("INSERT OR REPLACE INTO requests VALUES (?, ?)", rows)

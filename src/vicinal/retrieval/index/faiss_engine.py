@@ -190,7 +190,7 @@ class FaissEngine:
         return np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
 
     def _search_lists(self, vectors: Floats, k: int, active: _Active) -> Found:
-        """Search the nearest lists of those that hold active vectors."""
+        """Search the nearest lists that hold active vectors."""
         lists = faiss.SearchParameters(sel=active.lists)
         parameters = faiss.SearchParametersIVF(
             nprobe=min(self._faiss.nlist, IVF_PROBES), sel=active.selector, quantizer_params=lists
@@ -219,7 +219,7 @@ class _Nodes:
         self._cells = np.empty(0, np.int64)  # that hold a node, ascending
 
     def add(self, rows: Floats, graph: Any) -> Floats:
-        """Give nodes to vectors that are added, [n, dim]; returns those that are new to the graph."""
+        """Give nodes to added vectors, [n, dim]; returns the vectors that are new to the graph."""
         _, first, inverse = np.unique(_keys(rows), return_index=True, return_inverse=True)
         is_first = (rows != rows[first[inverse]]).any(axis=1)  # of two vectors with one hash
         is_first[first] = True

@@ -17,10 +17,16 @@ import numpy.typing as npt
 
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, Columns, Database
+from vicinal.retrieval.index.engines import (
+    HalfStore,
+    RescoringEngine,
+    SegmentedEngine,
+    create_codes,
+    read_codes,
+    read_engine,
+)
 from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.rescoring import HalfStore, RescoringEngine, create_codes, read_codes, read_engine
-from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -29,7 +35,7 @@ from vicinal.utils.files import write_blocks
 from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
-    from vicinal.retrieval.index.rescoring import Engine
+    from vicinal.retrieval.index.engines import Engine
 
 VECTORS, CONTEXT, ORIGINALS = "vectors", "context", "originals"
 SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", ORIGINALS: ".f16"}
@@ -313,7 +319,7 @@ class IndexState:
         return ids.astype(np.int64)
 
     def have_vectors(self, ids: Integers, vectors: UnitVectors) -> Booleans:
-        """Whether the images of some ids, -1 for none, have these vectors; False for those of a refined index."""
+        """Whether the images of some ids, -1 for none, have these vectors; False in a refined index."""
         is_same, known = np.zeros(len(ids), dtype=bool), np.flatnonzero(ids >= 0)
         if self.context is None and len(known):
             is_same[known] = (self.engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
@@ -332,7 +338,7 @@ class IndexState:
         return replace(self, engine=_folded(self.engine), context=context)
 
     def write_files(self, folder: Path, names: Names) -> Names:
-        """Write files that hold all vectors, those of changes too; parts that have names are written already.
+        """Write files that hold all vectors, also those of changes; parts with names are written already.
 
         Raises:
             OSError: a file cannot be written.

@@ -119,7 +119,7 @@ class ImageIndex(ABC):
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration of match scores, see :func:`vicinal.retrieval.match_images`; None if there is none.
+        """The calibration of match scores, see :func:`vicinal.retrieval.match_images`; None without one.
 
         Raises:
             InputError: when set: it is a calibration of another model.

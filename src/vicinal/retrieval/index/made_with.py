@@ -18,7 +18,7 @@ def other_model(
     Args:
         expected: the fingerprint of the index.
         given: the fingerprint of the embeddings.
-        made_with: the flags that the index was made with, those that are known.
+        made_with: the flags that the index was made with, as far as they are known.
         given_made_with: the flags that the embeddings were made with; stored ones have no `model`.
 
     Example:

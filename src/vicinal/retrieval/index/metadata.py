@@ -36,7 +36,7 @@ NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtyp
 
 
 def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
-    """The kinds of the columns of a frame, and its rows as plain values without those that are missing.
+    """The kinds of the columns of a frame, and its rows as plain values without missing ones.
 
     Columns without any value are left out; for the values see :func:`vicinal.data.column_kinds.column_values`.
 

@@ -16,6 +16,7 @@ import numpy as np
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import Database
+from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine, create_engine
 from vicinal.retrieval.index.index_state import (
     ORIGINALS,
     IndexState,
@@ -31,8 +32,6 @@ from vicinal.retrieval.index.index_state import (
 from vicinal.retrieval.index.interface import checked_vectors
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows
-from vicinal.retrieval.index.rescoring import RescoringEngine, create_engine
-from vicinal.retrieval.index.segmented_engine import SegmentedEngine
 from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.errors import InputError
@@ -227,7 +226,7 @@ class SharedState:
             delete_unused(self.database, folder, names, state.settings["files"])
 
     def copy_to(self, folder: Path, timeout: float, names: Names) -> None:
-        """Write the files of this index beside those that are written already, and then its rows.
+        """Write the missing files of this index, and then its rows.
 
         Raises:
             InputError: the folder holds something else, or another process still writes it after `timeout` seconds.

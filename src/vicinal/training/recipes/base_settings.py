@@ -153,7 +153,7 @@ class BaseSettings:
 
     @property
     def launch(self) -> Launch:
-        """What started the processes.
+        """The launcher of the processes.
 
         Raises:
             InputError: they are not as many as the settings say.
@@ -198,7 +198,6 @@ class BaseSettings:
             require_left_out(self, "", ("class_sampling",), "samples_per_class is above 0")
 
     def _check_momentum(self) -> None:
-        """Raise InputError if a momentum that changes is asked of an optimizer without momentum."""
         has_momentum = self.optimizer.name != "sgd" or self.optimizer.momentum > 0
         fits = has_momentum or self.schedule.momentum_range is None
         require(fits, "schedule.momentum_range", self.schedule.momentum_range, "null with optimizer.momentum = 0")

@@ -8,19 +8,14 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NoReturn, get_args, get_origin
 
-from vicinal.training.recipes.recipe_classes import ClassValue, OfferedClasses, class_and_arguments, loss_names
-from vicinal.training.recipes.recipe_file import RecipeFile, parse_overrides, put_setting
-from vicinal.training.recipes.recipe_values import (
-    LISTS,
-    MAPPINGS,
-    UNCHECKED,
-    Schema,
-    Setting,
-    arguments_schema,
-    element_types,
-    read_value,
-    setting_names,
+from vicinal.training.recipes import recipe_values
+from vicinal.training.recipes.recipe_classes import (
+    OfferedClasses,
+    RefusedArgumentsError,
+    class_and_arguments,
+    loss_names,
 )
+from vicinal.training.recipes.recipe_file import RecipeFile, parse_overrides, put_setting
 from vicinal.utils.arguments import check_plain_values
 from vicinal.utils.errors import InputError, one_line
 
@@ -47,7 +42,7 @@ class RecipeCheck:
 
     def __init__(
         self,
-        schema: Schema,
+        schema: recipe_values.Schema,
         verb: str,
         file: RecipeFile | None,
         overrides: Sequence[str],
@@ -73,19 +68,23 @@ class RecipeCheck:
         return self._read_group(self.given, self.schema, "")
 
     def check_loss_name(self) -> None:
-        """Raise InputError if the loss is not a public name, before the losses are imported, which takes seconds."""
+        """Raise InputError if the loss is not a public name, before the losses are imported, which takes seconds.
+
+        Whether it is a class of a package of the user is checked later.
+        """
         path, _ = class_and_arguments(self.given.get("loss"))
         known = loss_names()
         if isinstance(path, str) and "." not in path and path not in known:
             self._fail("loss", _unknown_name("loss", path, "Loss", known))
 
-    def fail(self, error: str) -> NoReturn:
+    def fail(self, error: Exception) -> NoReturn:
         """Raise InputError with the error of a dataclass or constructor, with its file and line."""
-        # Messages of Vicinal begin with the key, or with the class of the loss and the name of its argument.
-        words = [word.rstrip(":") for word in error.split()[:2]]
-        places = self.file.places if self.file else {}
-        key = next((key for key in (words[0], f"loss.{words[-1]}") if key in places), "")
-        self._fail(key, " ".join(error.split()))
+        message = one_line(error, 1000)
+        # Messages of Vicinal begin with the key, or with the class that refuses an argument and the argument's name.
+        first, second = [word.rstrip(":") for word in f"{message} -".split()[:2]]
+        if isinstance(error, RefusedArgumentsError):
+            first = f"{error.key}.{second}"
+        self._fail(first, message)
 
     def _fail(self, key: str, message: str) -> NoReturn:
         raise InputError(self._place(key) + message) from None
@@ -94,20 +93,18 @@ class RecipeCheck:
         """File and line of a key, or of the nearest key above or below it; empty if the file has none of these."""
         if self.file is None or any(f"{key}.".startswith(f"{each}.") for each in self._overridden):
             return ""
-        places, parts = self.file.places, key.split(".")
-        above = (".".join(parts[:number]) for number in range(len(parts), 0, -1))
-        below = (each for each in places if each.startswith(f"{key}.") and key)
-        place = next((places[each] for each in (*above, *below) if each in places), None)
+        below = (place for each, place in self.file.places.items() if each.startswith(f"{key}.") and key)
+        place = self.file.place_of(key) or next(below, None)
         is_given = key.partition(".")[0] in map(str, self.file.values)
         return f"{place}: " if place else f"{self.file.path}: " if is_given else ""
 
-    def _read_group(self, given: Mapping[Any, Any], schema: Schema, prefix: str) -> dict[str, Any]:
+    def _read_group(self, given: Mapping[Any, Any], schema: recipe_values.Schema, prefix: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name, value in given.items():
             key, setting = f"{prefix}{name}", schema.get(name)
             if setting is None:
                 self._fail(key, f"unknown key {one_line(key, 80)}; {self._hint(str(name), schema, prefix)}")
-            if isinstance(setting, Schema):
+            if isinstance(setting, recipe_values.Schema):
                 if not isinstance(value, Mapping):
                     example = f", such as {key}.{next(iter(setting))}"
                     self._fail(key, f"{key} is a group; write its settings below it{example}")
@@ -118,8 +115,8 @@ class RecipeCheck:
                 self._fail(key, f"{key} takes a function or a class, which a recipe cannot give; leave it out")
         return values
 
-    def _read_setting(self, key: str, value: Any, setting: Setting) -> Any:
-        if setting.type == UNCHECKED.type:
+    def _read_setting(self, key: str, value: Any, setting: recipe_values.Setting) -> Any:
+        if setting.type == recipe_values.UNCHECKED.type:
             return value
         if setting.base_class is None or value is None:
             return self._read_plain(key, value, setting)
@@ -128,17 +125,17 @@ class RecipeCheck:
             origin = get_origin(each.type)
             if each.base_class is None:
                 with suppress(ValueError):
-                    return read_value(each.type, value)
-            elif isinstance(value, list) and origin in LISTS:
+                    return recipe_values.read_value(each.type, value)
+            elif isinstance(value, list) and origin in recipe_values.LISTS:
                 return self._read_list(key, value, each)
-            elif isinstance(value, Mapping) and origin in MAPPINGS:
+            elif isinstance(value, Mapping) and origin in recipe_values.MAPPINGS:
                 inner = each._replace(type=get_args(each.type)[1])
                 return {name: self._read_setting(f"{key}.{name}", part, inner) for name, part in value.items()}
         return self._read_class(key, value, setting)
 
-    def _read_list(self, key: str, values: list[Any], setting: Setting) -> Any:
+    def _read_list(self, key: str, values: list[Any], setting: recipe_values.Setting) -> Any:
         try:
-            kinds = element_types(setting.type, len(values))
+            kinds = recipe_values.element_types(setting.type, len(values))
         except ValueError:
             self._fail(key, f"{key} = {one_line(as_yaml(values), 80)} must be {setting}")
         read = [
@@ -147,9 +144,9 @@ class RecipeCheck:
         ]
         return tuple(read) if get_origin(setting.type) is tuple else read
 
-    def _read_plain(self, key: str, value: Any, setting: Setting) -> Any:
+    def _read_plain(self, key: str, value: Any, setting: recipe_values.Setting) -> Any:
         try:
-            read = read_value(setting.type, value)
+            read = recipe_values.read_value(setting.type, value)
             if setting.is_open:
                 check_plain_values(key, read)
         except InputError as error:
@@ -158,31 +155,32 @@ class RecipeCheck:
             self._fail(key, f"{key} = {one_line(as_yaml(value), 80)} must be {setting}")
         return read
 
-    def _read_class(self, key: str, value: Any, setting: Setting) -> ClassValue:
+    def _read_class(self, key: str, value: Any, setting: recipe_values.Setting) -> recipe_values.ClassValue:
         """Read a class: its name alone, or `class_path` and `init_args`."""
         path, arguments = class_and_arguments(value)
         kind = self.classes.of_setting(setting, path)
         if kind is None:
             self._fail(key, self._unknown_class(key, path, setting))
-        schema = arguments_schema(kind)
+        schema = recipe_values.arguments_schema(kind)
         if not isinstance(arguments, Mapping):
             self._fail(key, f"{key}.init_args is {one_line(as_yaml(arguments), 80)}; give the arguments of a class")
         read = self._read_group(arguments, schema, f"{key}.")
-        required = (name for name, each in schema.items() if isinstance(each, Setting) and each.is_required)
+        required = (
+            name for name, each in schema.items() if isinstance(each, recipe_values.Setting) and each.is_required
+        )
         if missing := [name for name in required if name not in arguments]:
             self._fail(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
         if isinstance(value, Mapping) and path is not None:
             self._check_beside(key, value, kind)
-        return ClassValue(kind, read)
+        return recipe_values.ClassValue(kind, read)
 
     def _check_beside(self, key: str, value: Mapping[Any, Any], kind: type) -> None:
-        """Raise InputError if a recipe file has arguments of a class beside `init_args`."""
         for name in value:
             place = f"{key}.{name}"
             if name not in ("class_path", "init_args") and self.file and place in self.file.places:
                 self._fail(place, f"{place} is an argument of {kind.__name__}; write it below init_args")
 
-    def _unknown_class(self, key: str, path: Any, setting: Setting) -> str:
+    def _unknown_class(self, key: str, path: Any, setting: recipe_values.Setting) -> str:
         base = setting.base_class
         assert base is not None
         known = sorted(self.classes.all(base))
@@ -198,20 +196,17 @@ class RecipeCheck:
             return None
         return f"for a class of your own, add --allow_import {package}"
 
-    def _hint(self, name: str, schema: Schema, prefix: str) -> str:
+    def _hint(self, name: str, schema: recipe_values.Schema, prefix: str) -> str:
         if not prefix and name in STUDY_SECTIONS:
             return f"it is for vicinal {STUDY_SECTIONS[name]}"
         if prefix and "." in name:
             return "a key with dots is written whole, at the top of the file"
         near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
-        near += sorted((key for key in setting_names(self.schema) if key.endswith(f".{name}")), key=_depth)
+        same = (key for key in recipe_values.setting_names(self.schema) if key.endswith(f".{name}"))
+        near += sorted(same, key=lambda key: key.count("."))
         if near:
             return f"did you mean {near[0]}?"
         return f"known here: {', '.join(schema)}" if prefix else f"`vicinal {self.verb} --help_all` lists all keys"
-
-
-def _depth(key: str) -> int:
-    return key.count(".")
 
 
 def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str | None = None) -> str:
@@ -219,6 +214,8 @@ def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str
     name = one_line(as_yaml(path), 80)
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
     hint = own or (f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}")
+    if name.isidentifier():
+        hint += f" One of your own is named with its module, such as my_module.{name}"
     return f"{key} = {name} is not the name of a {base} class; {hint}"
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from inspect import isabstract
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import vicinal
-from vicinal.training.recipes.recipe_values import UNCHECKED, Schema, Setting, arguments_schema, settings_schema
+from vicinal.training.recipes.recipe_values import (
+    UNCHECKED,
+    ClassValue,
+    Schema,
+    Setting,
+    arguments_schema,
+    is_plain,
+    settings_schema,
+)
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_module, is_in
 
@@ -22,7 +30,7 @@ LOSS_FILES = (
     "distillation.py",
     "matryoshka.py",
     "mixing.py",
-    "weighting/__init__.py",
+    "weighting.py",
 )
 # Losses that are not named ...Loss:
 OTHER_LOSSES = (
@@ -102,13 +110,6 @@ class OfferedClasses:
         return any(is_in(module, package) for package in self.allow_imports)
 
 
-class ClassValue(NamedTuple):
-    """The value of a setting that takes a class: the class, and the arguments with which an object is created."""
-
-    kind: type
-    arguments: dict[str, Any]
-
-
 def class_and_arguments(value: Any) -> tuple[Any, Any]:
     """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
     if not isinstance(value, Mapping):
@@ -149,19 +150,9 @@ def _with_defaults(given: Mapping[str, Any], schema: Schema) -> Iterator[tuple[s
 def _completed(value: Any) -> Any:
     if isinstance(value, ClassValue):
         return ClassValue(value.kind, with_defaults(value.arguments, arguments_schema(value.kind)))
-    return _each(_completed, value)
-
-
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function of each element of a list, tuple or mapping; other values as they are."""
     if isinstance(value, Mapping):
-        return {name: function(inner) for name, inner in value.items()}
-    return type(value)(map(function, value)) if type(value) in (list, tuple) else value
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a recipe can have the value as it is."""
-    return isinstance(value, (NoneType, str, int, float, list, tuple, dict, Path, ClassValue))
+        return {name: _completed(each) for name, each in value.items()}
+    return type(value)(map(_completed, value)) if type(value) in (list, tuple) else value
 
 
 def _class_of(default: Any) -> ClassValue | None:
@@ -188,21 +179,33 @@ def plain_values(value: Any) -> Any:
     return next((kind(value) for kind in plain if isinstance(value, kind)), value)
 
 
-def create(value: Any) -> Any:
-    """A value with the objects of its classes.
+class RefusedArgumentsError(InputError):
+    """A constructor refuses its arguments; `key` is that of the setting that names the class."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def create(value: Any, key: str = "") -> Any:
+    """The value of a setting with the objects of its classes.
 
     Raises:
-        InputError: a constructor refuses its arguments.
+        RefusedArgumentsError: a constructor refuses its arguments.
     """
     if isinstance(value, ClassValue):
-        arguments = create(value.arguments)
+        arguments = create(value.arguments, key)
         try:
             return value.kind(**arguments)
-        except InputError:
-            raise
+        except InputError as error:
+            raise RefusedArgumentsError(key, str(error)) from None
         except Exception as error:  # of a class of the user's own
-            raise InputError(f"{value.kind.__name__}: {one_line(error)}") from error
-    return _each(create, value)
+            raise RefusedArgumentsError(key, f"{value.kind.__name__}: {one_line(error)}") from error
+    if isinstance(value, Mapping):
+        return {name: create(each, f"{key}.{name}") for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(create(each, f"{key}[{position}]") for position, each in enumerate(value))
+    return value
 
 
 def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
@@ -214,12 +217,13 @@ def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
     assert schema.kind is not None
     return schema.kind(
         **{
-            name: create_settings(values[name], setting) if isinstance(setting, Schema) else create(values[name])
+            name: create_settings(values[name], setting) if isinstance(setting, Schema) else create(values[name], name)
             for name, setting in schema.items()
         }
     )
 
 
+@cache
 def loss_names() -> list[str]:
     """The losses that Vicinal offers, read from `__all__` of their modules without importing these.
 

@@ -80,6 +80,12 @@ class RecipeFile:
             result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
         return result._overridden_by(file)
 
+    def place_of(self, key: str) -> Place | None:
+        """The place of a key with dots, or of the nearest key above it; None if the file has neither."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return self.places.get(key)
+
     def _overridden_by(self, other: RecipeFile) -> RecipeFile:
         places = dict(self.places)
         values = _merged(self.values, other.values, "", places)
@@ -178,7 +184,6 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def _yaml_errors(path: Path) -> Iterator[None]:
-    """Raise errors of YAML as InputError with file and line."""
     try:
         yield
     except yaml.YAMLError as error:
@@ -200,7 +205,7 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
     words = list(overrides)
     while words:
         word = words.pop(0)
-        if not word.startswith("--"):
+        if not word.startswith("--") or word.startswith("--="):
             raise InputError(f"unknown argument {word}; a recipe comes first, then settings such as --epochs 3")
         key, equals, value = word[2:].partition("=")
         if not equals:
@@ -213,7 +218,6 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(key: str, text: str) -> Any:
-    """The value of a setting on the command line."""
     if text[:1] not in ("{", "["):
         return None if text == "null" else Word(text)
     try:

@@ -1,7 +1,8 @@
-"""The types and defaults of settings, read from dataclasses and constructors, and values of these types."""
+"""The settings of a recipe: their types and defaults, values of these types, and their description for the help."""
 
 from __future__ import annotations
 
+import argparse
 import collections.abc
 import inspect
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import yaml
 
 from vicinal.training.recipes.recipe_file import Word
+from vicinal.utils.arguments import argument_texts, first_paragraph
 from vicinal.utils.plain_yaml import load_yaml
 
 PLAIN_MODULES = ("builtins", "collections.abc", "pathlib", "typing")
@@ -85,6 +87,18 @@ class Schema(dict[str, "Setting | Schema"]):
     def __init__(self, settings: Mapping[str, Setting | Schema], kind: type | None = None) -> None:
         super().__init__(settings)
         self.kind = kind
+
+
+class ClassValue(NamedTuple):
+    """The value of a setting that takes a class: the class, and the arguments with which an object is created."""
+
+    kind: type
+    arguments: dict[str, Any]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a recipe can have the value as it is."""
+    return isinstance(value, (NoneType, str, int, float, list, tuple, dict, Path, ClassValue))
 
 
 def settings_schema(dataclass: Any, defaults: Any = None) -> Schema:
@@ -237,7 +251,6 @@ def _types(function: Any) -> dict[str, Any]:
 
 
 def _class_of(kind: Any) -> type | None:
-    """The first class among the parts of a type that is not that of a plain value."""
     classes = (each for each in _parts(kind) if inspect.isclass(each) and get_origin(each) is None)
     return next((each for each in classes if each.__module__ not in PLAIN_MODULES), None)
 
@@ -251,7 +264,6 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _described(kind: Any) -> str:
-    """A type in words."""
     words = {int: "an integer", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
     if kind in words:
         return words[kind]
@@ -266,3 +278,91 @@ def _described(kind: Any) -> str:
     if get_origin(kind) is dict:
         return f"a mapping, each value {inner[-1]}"
     return ", or ".join(inner) or str(kind)
+
+
+LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")
+LOSS = (
+    "the loss: `class_path`, a class of `vicinal.losses`, or your own with `--allow_import`, and `init_args`; on the "
+    "command line its name, and its arguments below it, such as --loss.margin"
+)
+
+
+class SettingText(NamedTuple):
+    """The key of a setting with dots, its type, default and description."""
+
+    key: str
+    type: str
+    default: str
+    description: str
+
+
+class SettingGroup(NamedTuple):
+    """A group of settings; the name of those in no group is empty."""
+
+    name: str
+    title: str
+    settings: list[SettingText]
+
+
+def setting_groups(schema: Schema) -> list[SettingGroup]:
+    """The groups of a schema, beginning with those that are needed most."""
+    groups = list(_groups("", schema))
+    return sorted(groups, key=lambda group: group.name in LAST_GROUPS)
+
+
+def settings_help(groups: list[SettingGroup]) -> str:
+    """The help of groups of settings."""
+    parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
+    for name, title, settings in groups:
+        group = parser.add_argument_group(f"{name}: {title}".removeprefix(": ").replace("%", "%%"))
+        for key, kind, default, description in settings:
+            known = ", ".join(filter(None, [f"type: {kind}", f"default: {default}" if default else ""]))
+            text = f"{description} ({known})".replace("%", "%%")
+            group.add_argument(f"--{key}", metavar=key.rpartition(".")[2].upper(), help=text)
+    return parser.format_help().lstrip()
+
+
+def class_help(key: str, schema: Schema) -> str:
+    """The help of the arguments of a class that a setting names, such as a loss."""
+    return settings_help([*_groups(key, schema)])
+
+
+def _groups(name: str, schema: Schema) -> Iterator[SettingGroup]:
+    assert schema.kind is not None
+    texts, prefix = {"loss": LOSS, **argument_texts(schema.kind)}, f"{name}." if name else ""
+    title = first_paragraph(schema.kind).rstrip(".,:") if name else "training: batches, epochs and devices"
+    own = SettingGroup(name, title, [])
+    for key, each in schema.items():
+        if isinstance(each, Schema):
+            yield from _groups(f"{prefix}{key}", each)
+            continue
+        if not own.settings:
+            yield own
+        text = texts.get(key, "").rstrip(".")
+        own.settings.append(SettingText(f"{prefix}{key}", type_name(each.type), default_text(each.default), text))
+
+
+def type_name(kind: Any) -> str:
+    """A type as it is written in code, without module names; null is None.
+
+    Example:
+        >>> type_name(tuple[float, float] | None)
+        'tuple[float, float] | null'
+    """
+    if kind is ... or kind is NoneType:
+        return "..." if kind is ... else "null"
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType, Literal):
+        return " | ".join(map(str if origin is Literal else type_name, arguments))
+    name = getattr(origin or kind, "__name__", str(kind))
+    return f"{name}[{', '.join(map(type_name, arguments))}]" if arguments else name
+
+
+def default_text(value: Any) -> str:
+    """A default as it is written in a recipe; that of a class is its name."""
+    if isinstance(value, ClassValue):
+        return value.kind.__name__
+    if not is_plain(value):
+        return "" if isinstance(value, type) else type(value).__name__
+    value = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(value, default_flow_style=True).replace("\n...", "").strip()

@@ -6,14 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vicinal.training.recipes.base_settings import (
-    EPOCHS,
-    BaseSettings,
-    OptimizerSettings,
-    Validation,
-    check_lr_factors,
-    check_metric,
-)
+from vicinal.training.recipes import base_settings
 from vicinal.training.schedule import Schedule
 from vicinal.utils.arguments import require
 
@@ -36,7 +29,7 @@ class ContextAugmentation:
             they are normalized again; 0 for none. null: so much that training images are found as often among each
             other as those of the split val are without noise, which is logged.
         noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
-            embeddings, so that there are more of other classes; "neighbor" keeps the neighbors and draws noise for each
+            embeddings, so that more are of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
         noise_covariance: "embeddings" gives the noise the covariance of the training embeddings, so that images of one
             class come near those of others; "isotropic" the same variance in all directions, which lowers all
@@ -88,11 +81,11 @@ class RefinerLearningRateFactors:
     loss: float = 1.0
 
     def __post_init__(self) -> None:
-        check_lr_factors(self)
+        base_settings.check_lr_factors(self)
 
 
 @dataclass(frozen=True)
-class RefinerOptimizer(OptimizerSettings):
+class RefinerOptimizer(base_settings.OptimizerSettings):
     """The optimizer of a refiner and its loss.
 
     Args:
@@ -108,7 +101,7 @@ class RefinerOptimizer(OptimizerSettings):
 
 
 @dataclass(frozen=True)
-class RefinerSettings(BaseSettings):
+class RefinerSettings(base_settings.BaseSettings):
     """All settings of a refiner's training, except those of the refiner and the loss.
 
     Args:
@@ -122,7 +115,7 @@ class RefinerSettings(BaseSettings):
         embedder_fraction: fraction of the run's training classes on which a new embedder is trained by the run's
             recipe; the refiner is trained on that embedder's embeddings of the other classes, which it never saw. 0:
             the run's own embedder and all training classes.
-        val_fraction: fraction of the classes that are used for validation, where there is no split val; 0, which needs
+        val_fraction: fraction of the classes that are used for validation, without a split val; 0, which needs
             `keep: last`: all classes are trained on.
         augmentation: augmentation of embeddings and neighbors.
         label_smoothing: fraction of any loss that is computed with the labels of the batch in random order. For a loss
@@ -152,10 +145,10 @@ class RefinerSettings(BaseSettings):
     val_fraction: float = 0.2
     augmentation: ContextAugmentation = field(default_factory=ContextAugmentation)
     label_smoothing: float = 0.0
-    epochs: int | None = field(default=15, metadata=EPOCHS)
+    epochs: int | None = field(default=15, metadata=base_settings.EPOCHS)
     optimizer: RefinerOptimizer = field(default_factory=RefinerOptimizer)
     schedule: Schedule = field(default_factory=lambda: Schedule(warmup=1.0))
-    validation: Validation = field(default_factory=lambda: Validation("mAP@R", patience=5))
+    validation: base_settings.Validation = field(default_factory=lambda: base_settings.Validation("mAP@R", patience=5))
     guardrail_metrics: list[str] = field(default_factory=lambda: ["recall@1", "mAP@R"])
     guardrail_class_sizes: list[int] = field(default_factory=lambda: list(CLASS_SIZES))
     update_factors: list[float] = field(default_factory=lambda: [1.0, 0.5, 0.25])
@@ -176,7 +169,7 @@ class RefinerSettings(BaseSettings):
         is_needed = self.devices in (None, 1) or self.run is not None
         require(is_needed, "devices", self.devices, "1 without run, whose images several processes embed")
         for metric in self.guardrail_metrics:
-            check_metric("guardrail_metrics", metric)
+            base_settings.check_metric("guardrail_metrics", metric)
         fraction = self.embedder_fraction
         require(0 <= fraction < 1, "embedder_fraction", fraction, "from 0 to below 1")
         has_recipe = fraction == 0 or self.run is not None

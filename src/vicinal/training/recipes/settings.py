@@ -117,7 +117,6 @@ class SampleSelection:
         self._require_method(("prism", "co-teaching", "co-teaching+"), "noise_rate", "warmup_epochs")
 
     def _require_method(self, methods: tuple[str, ...], *names: str) -> None:
-        """Raise InputError if settings of a method are given and the method is not."""
         unchanged = all(getattr(self, name) == getattr(SampleSelection, name) for name in names)
         given = " or ".join(f"sample_selection.{name}" for name in names)
         expected = f"{' or '.join(methods)} where {given} is given"

@@ -25,7 +25,7 @@ from vicinal.workflows.tuning.study_folder import with_table
 
 if TYPE_CHECKING:
     from vicinal.training.recipes.recipe import Recipe
-    from vicinal.workflows.tuning.settings import SweepSettings, TuneSettings
+    from vicinal.workflows.settings import SweepSettings, TuneSettings
     from vicinal.workflows.tuning.study_folder import StudyFolder
 
 INTERRUPTED = 130  # the exit status of a command that was asked to stop, and has saved its state
@@ -91,7 +91,6 @@ def _environments(recipe: Recipe, jobs: int) -> SimpleQueue[dict[str, str]]:
 
 
 def _devices(recipe: Recipe) -> list[str]:
-    """The GPUs of this machine, if each run takes one."""
     if recipe.settings.accelerator == "cpu" or recipe.settings.num_processes > 1:
         return []
     import torch
@@ -232,8 +231,6 @@ class Runner:
 
 
 class _Watch:
-    """Reads the scores of a run whenever they have changed."""
-
     def __init__(self, path: Path, metric: str, watch: Callable[[Curve], None]) -> None:
         self._path, self._metric, self._watch, self._size = path, metric, watch, -1
 
@@ -323,7 +320,7 @@ def metrics_of(printed: Mapping[str, object]) -> dict[str, float]:
 
 
 if __name__ == "__main__":  # a command that ends when the study that started it ends
-    from vicinal.training.interrupt import end_with_parent
+    from vicinal.training.processes import end_with_parent
 
     end_with_parent()
     runpy.run_module("vicinal", run_name="__main__", alter_sys=True)

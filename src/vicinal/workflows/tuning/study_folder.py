@@ -13,6 +13,7 @@ from vicinal.training.recipes.recipe_check import STUDY_SECTIONS
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
+from vicinal.utils.run_folder import FileOf
 from vicinal.workflows.tuning.study_recipe import DATA, StudyRecipe, plain_space
 
 if TYPE_CHECKING:
@@ -52,37 +53,14 @@ class StudyFolder:
 
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / "study.json"
-
-    @property
-    def trials(self) -> Path:
-        return self.path / "trials.sqlite"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.yaml"
-
-    @property
-    def replayed(self) -> Path:
-        return self.path / "replay.json"
-
-    @property
-    def test(self) -> Path:
-        return self.path / "test.json"
-
-    @property
-    def page(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def picture(self) -> Path:
-        return self.path / "sweep.png"
+    recipe = FileOf("recipe.yaml")
+    settings = FileOf("study.json")
+    trials = FileOf("trials.sqlite")
+    best = FileOf("best.yaml")
+    replayed = FileOf("replay.json")
+    test = FileOf("test.json")
+    page = FileOf("report.html")
+    picture = FileOf("sweep.png")
 
     def table(self, name: str) -> Path:
         """The table of some runs."""

@@ -1,10 +1,10 @@
-"""What a study is given: a recipe, and the settings that it varies, from a file and the command line."""
+"""The recipe of a study, and the settings that it varies, from a file and the command line."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -80,7 +80,7 @@ class Range:
         """All values, for a grid.
 
         Raises:
-            ValueError: there are infinitely many.
+            ValueError: they are infinitely many.
         """
         if self.step is None and (self.log or not self.is_integer):
             raise ValueError("a grid needs a list of values, or a range with a step")
@@ -193,7 +193,7 @@ def _read_choices(key: str, given: Mapping[str, Any]) -> Choices:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 DATA = (
@@ -247,7 +247,7 @@ class StudyRecipe:
         if file is not None:
             of_file = file.values.get(section, {})
             if not isinstance(of_file, Mapping):
-                raise InputError(f"{_place(file, section)}{section} must be a mapping, such as optimizer.lr: [0.1, 1]")
+                raise InputError(f"{file.places[section]}: {section} must be a mapping, such as optimizer.lr: [0.1, 1]")
             given = {**of_file, **given}
             file = replace(file, values={key: value for key, value in file.values.items() if key not in STUDY_SECTIONS})
         space = _read_space(given, section, file)
@@ -283,12 +283,12 @@ class StudyRecipe:
         base = RecipeCheck(schema, verb, self.file, self.overrides, classes)
         base.read()
         if not self.space:
-            raise InputError(f"{self.section}: there is no setting to vary; give its values as {FORMS}")
+            raise InputError(f"{self.section}: no setting varies; give its values as {FORMS}")
         for key, values in self.space.items():
             fixed = next((each for each in FIXED if _is_within(each, key) or _is_within(key, each)), None)
             if fixed is not None:
                 raise InputError(f"{self.section}.{key}: all runs of a study have the same {fixed}; leave it out")
-            for value in _examples(values):
+            for value in values.given if isinstance(values, Choices) else (values.low, values.high):
                 words = [*self.overrides, override(key, value)]
                 try:
                     RecipeCheck(schema, verb, self.file, words, classes).read()
@@ -336,13 +336,7 @@ def _is_within(key: str, group: str) -> bool:
     return f"{key}.".startswith(f"{group}.")
 
 
-def _examples(values: Any) -> Sequence[Any]:
-    """The values of a key to be checked: all choices, or the ends of a range."""
-    return getattr(values, "given", None) or (values.low, values.high)
-
-
 def _split_words(section: str, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The words of other settings, and the values under the section."""
     others: list[str] = []
     given: dict[str, Any] = {}
     pending = iter(words)
@@ -366,15 +360,5 @@ def _read_space(given: Mapping[str, Any], section: str, file: RecipeFile | None)
     try:
         return read_space(given)
     except InputError as error:
-        key = str(error).partition(":")[0]
-        raise InputError(f"{_place(file, f'{section}.{key}')}{section}.{error}") from None
-
-
-def _place(file: RecipeFile | None, key: str) -> str:
-    """File and line of a key for messages, or of the nearest key above; empty if the file has neither."""
-    return next((f"{file.places[each]}: " for each in _above(key) if each in file.places), "") if file else ""
-
-
-def _above(key: str) -> Iterator[str]:
-    parts = key.split(".")
-    return (".".join(parts[:number]) for number in range(len(parts), 0, -1))
+        place = file.place_of(f"{section}.{str(error).partition(':')[0]}") if file else None
+        raise InputError(f"{f'{place}: ' if place else ''}{section}.{error}") from None

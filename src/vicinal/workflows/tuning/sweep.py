@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 
 from vicinal.report.page.study import shown_value
-from vicinal.training.interrupt import StopRequest
+from vicinal.training.processes import StopRequest
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
+from vicinal.workflows.settings import SweepSettings
+from vicinal.workflows.tuning import trials
 from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
-from vicinal.workflows.tuning.settings import SweepSettings
 from vicinal.workflows.tuning.study_folder import ALL, StudyFolder, check_table, load_study_table, open_study
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.trials import METRICS, REASON, enqueue, given, in_states, open_trials, run_trials
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -82,15 +82,15 @@ class Grid:
     def __init__(self, study: StudyRecipe, settings: SweepSettings, runner: Runner) -> None:
         self.study, self.settings, self.runner = study, settings, runner
         self.cells = study.cells()
-        self.trials = open_trials(runner.folder, SECTION)
+        self.trials = trials.open_trials(runner.folder, SECTION)
         self.failures: dict[tuple[int, int], str] = {}  # of this command; the next one tries them again
 
     def run(self) -> SweepResult:
         """Do the rest of the study."""
         runs = [(cell, seed) for seed in range(self.settings.seeds) for cell in range(len(self.cells))]
-        enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
+        trials.enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
         try:
-            run_trials(self.trials, self._score, None, self.settings.jobs, self.runner.is_stopping, self._end)
+            trials.run_trials(self.trials, self._score, None, self.settings.jobs, self.runner.is_stopping, self._end)
         finally:
             result = self.result()
             result.draw(self.runner.folder.picture)
@@ -98,7 +98,7 @@ class Grid:
 
     def result(self) -> SweepResult:
         """The metrics of all cells so far."""
-        found = {_run(trial): trial.user_attrs[METRICS] for trial in in_states(self.trials, "COMPLETE")}
+        found = {_run(trial): trial.user_attrs[trials.METRICS] for trial in trials.in_states(self.trials, "COMPLETE")}
         cells = []
         for number, values in enumerate(self.cells):
             runs = [(number, seed) for seed in range(self.settings.seeds)]
@@ -108,19 +108,18 @@ class Grid:
         return SweepResult(tuple(self.study.space), tuple(cells), metric)
 
     def _score(self, trial: Trial) -> float:
-        """Train and evaluate one cell with one seed."""
         number, seed = (trial.suggest_int(key, 0, 2**31) for key in ("cell", "seed"))
         recipe = self.study.recipe(self.cells[number], seed=self.study.base.settings.seed + seed)
         name = _run_name(number, seed)
         self.runner.train(name, recipe, ALL)
         metrics = self.runner.evaluate(name, evaluation_words(self.study.base, self.settings))
-        trial.set_user_attr(METRICS, metrics)
+        trial.set_user_attr(trials.METRICS, metrics)
         return next(iter(metrics.values()))
 
     def _end(self, trial: FrozenTrial) -> None:
         run = _run(trial)
         if trial.state.name == "FAIL":
-            self.failures[run] = trial.user_attrs[REASON]
+            self.failures[run] = trial.user_attrs[trials.REASON]
             log(f"{_run_name(*run)} failed: {self.failures[run]}")
         else:
             self.runner.delete_checkpoints(_run_name(*run))
@@ -222,7 +221,6 @@ class SweepResult:
         return {"keys": list(self.keys), "metric": self.metric, "cells": [self._summary(cell) for cell in self.cells]}
 
     def _summary(self, cell: SweepCell) -> dict[str, Any]:
-        """The settings and metrics of a cell, ready for JSON."""
         means = {name: _or_none(cell.mean(name)) for name in self.metrics}
         deviations = {name: _or_none(cell.std(name)) for name in self.metrics}
         return {**asdict(cell), "mean": means, "std": deviations}
@@ -255,7 +253,6 @@ class SweepResult:
 
 
 def _make_tables(study: StudyRecipe) -> dict[str, Table]:
-    """The table of a new study, with errors for cells that cannot be trained on it."""
     table = load_study_table(study.base)
     if "test" not in table.splits:
         raise InputError("the data has no split test, on which each cell is evaluated")
@@ -273,8 +270,7 @@ def _run_name(number: int, seed: int) -> str:
 
 
 def _run(trial: FrozenTrial) -> tuple[int, int]:
-    """The number of the cell and of the seed of a trial."""
-    return given(trial)["cell"], given(trial)["seed"]
+    return trials.given(trial)["cell"], trials.given(trial)["seed"]
 
 
 def _listed(values: Sequence[Any] | None) -> list[Any] | None:
@@ -282,7 +278,6 @@ def _listed(values: Sequence[Any] | None) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value that a column can hold with others."""
     return shown_value(value) if isinstance(value, list | dict) or value is None else value
 
 
@@ -303,7 +298,7 @@ def _difference(cell: SweepCell, first: SweepCell, name: str) -> str:
 
 
 def _remark(cell: SweepCell, most: int) -> list[str]:
-    """What is missing in a cell."""
+    """The missing seeds of a cell."""
     number = len(cell.metrics)
     remarks = [counted(number, "seed")] if 0 < number < most else []
     return [*remarks, *(f"failed: {failure}" for failure in cell.failures[:1])]

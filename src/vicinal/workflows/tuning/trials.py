@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from vicinal.workflows.tuning.settings import TuneSettings
+    from vicinal.workflows.settings import TuneSettings
     from vicinal.workflows.tuning.study_folder import StudyFolder
 
 HEARTBEAT, GRACE = 5, 20  # seconds between two heartbeats, and after which a trial without one is repeated
@@ -78,8 +78,8 @@ def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None
             sampler=optuna.samplers.RandomSampler(),
             pruner=pruner or optuna.pruners.NopPruner(),
         )
-    except (SQLAlchemyError, RuntimeError) as error:
-        raise InputError(f"{folder.trials}: not a database of trials ({type(error).__name__})") from None
+    except (SQLAlchemyError, RuntimeError):
+        raise InputError(f"{folder.trials}: not a database of trials, or damaged") from None
 
 
 def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampler:

@@ -12,48 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import load_table
 from vicinal.report.page.study import shown_value
-from vicinal.training.interrupt import StopRequest
+from vicinal.training.processes import StopRequest
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
-from vicinal.workflows.tuning.runs import (
-    Best,
-    Curve,
-    Runner,
-    Start,
-    best_of,
-    evaluation_words,
-    mean_curve,
-    start_process,
-)
-from vicinal.workflows.tuning.settings import TuneSettings
-from vicinal.workflows.tuning.study_folder import (
-    FINAL,
-    StudyFolder,
-    check_table,
-    final_table,
-    load_study_table,
-    open_study,
-    search_tables,
-)
+from vicinal.workflows.settings import TuneSettings
+from vicinal.workflows.tuning import runs, study_folder, trials
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.trials import (
-    CURVE,
-    REASON,
-    curve_of,
-    enqueue,
-    first_number,
-    given,
-    import_optuna,
-    in_states,
-    make_pruner,
-    open_trials,
-    run_trials,
-    seeded_sampler,
-    trial_name,
-)
 from vicinal.workflows.tuning.tune_result import TuneResult, tune_result, write_tune_page
 
 if TYPE_CHECKING:
@@ -74,7 +41,7 @@ def tune(
     settings: TuneSettings | None = None,
     overrides: Sequence[str] = (),
     allow_imports: Sequence[str] = (),
-    start: Start = start_process,
+    start: runs.Start = runs.start_process,
 ) -> TuneResult:
     """Search for the settings of a recipe by their scores on training classes that are held out.
 
@@ -93,7 +60,7 @@ def tune(
         start: starts the command of each run.
 
     Returns:
-        The best settings and their score, all trials, and the metrics on the test split if it was looked at.
+        The best settings and their score, all trials, and the metrics on the test split if it was evaluated.
 
     Raises:
         InputError: the recipe, the search space or the data is invalid, `out` holds another study, or Optuna is not
@@ -101,17 +68,17 @@ def tune(
         TrainingStoppedError: no trial has a score, or the last run failed.
         InterruptedRunError: the study was interrupted; calling this again continues it.
     """
-    import_optuna()
-    settings, folder = settings or TuneSettings(), StudyFolder(Path(out))
+    trials.import_optuna()
+    settings, folder = settings or TuneSettings(), study_folder.StudyFolder(Path(out))
     is_given = recipe is not None or bool(overrides)
     read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     make_tables = partial(_make_tables, settings=settings)
-    study = open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
+    study = study_folder.open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
     settings = replace(settings, held_out=folder.stored()["held_out"])
     if settings.replay:
-        _require_test(load_table(folder.table(FINAL)))
+        _require_test(load_table(folder.table(study_folder.FINAL)))
     with StopRequest() as stop:
-        runner = Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
+        runner = runs.Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
         search = Search(study, settings, runner)
         try:
             return search.run()
@@ -130,13 +97,13 @@ class RankedTrial(NamedTuple):
     """
 
     trial: FrozenTrial
-    best: Best
+    best: runs.Best
     seed_scores: tuple[float, ...]
 
     @property
     def number(self) -> int:
         """The number of the trial."""
-        return first_number(self.trial)
+        return trials.first_number(self.trial)
 
 
 class Search:
@@ -152,25 +119,27 @@ class Search:
         seeds: the best ones with further seeds.
     """
 
-    def __init__(self, study: StudyRecipe, settings: TuneSettings, runner: Runner) -> None:
+    def __init__(self, study: StudyRecipe, settings: TuneSettings, runner: runs.Runner) -> None:
         self.study, self.settings, self.runner, self.folder = study, settings, runner, runner.folder
         self.base = study.base.settings
         held_out = settings.held_out
         self.tables = [held_out] if held_out in ("half", "val") else [f"fold{at}" for at in range(int(held_out))]
-        self.trials = open_trials(self.folder, SECTION, make_pruner(settings, self.base.length.last_epoch or 1))
-        self.trials.sampler = seeded_sampler(self.trials, settings, self.base.seed)
-        self.seeds = open_trials(self.folder, "seeds")
+        self.trials = trials.open_trials(
+            self.folder, SECTION, trials.make_pruner(settings, self.base.length.last_epoch or 1)
+        )
+        self.trials.sampler = trials.seeded_sampler(self.trials, settings, self.base.seed)
+        self.seeds = trials.open_trials(self.folder, "seeds")
 
     def run(self) -> TuneResult:
         """Do the rest of the study."""
         common = (self.settings.jobs, self.runner.is_stopping)
-        run_trials(self.trials, self._score, self.settings.trials, *common, on_end=self._end)
+        trials.run_trials(self.trials, self._score, self.settings.trials, *common, on_end=self._end)
         self._require_scores()
         further = [
-            {"trial": first_number(trial), "seed": seed} for trial in self._top() for seed in self._further_seeds
+            {"trial": trials.first_number(trial), "seed": seed} for trial in self._top() for seed in self._further_seeds
         ]
-        enqueue(self.seeds, further)
-        run_trials(self.seeds, self._score_seed, None, *common, on_end=self._end_seed)
+        trials.enqueue(self.seeds, further)
+        trials.run_trials(self.seeds, self._score_seed, None, *common, on_end=self._end_seed)
         best = self.ranked()[0]
         self._write_best(best)
         if self.settings.replay:
@@ -203,39 +172,38 @@ class Search:
         if duplicate is not None and duplicate.state.name == "PRUNED":
             _prune()
         if duplicate is not None:
-            curve = curve_of(duplicate)
+            curve = trials.curve_of(duplicate)
         else:
-            curve = self._train(trial_name(first_number(frozen)), self.study.recipe(values), trial)
+            curve = self._train(trials.trial_name(trials.first_number(frozen)), self.study.recipe(values), trial)
         return _scored(trial, curve)
 
     def _score_seed(self, trial: Trial) -> float:
         number, seed = (trial.suggest_int(key, 0, 2**31) for key in ("trial", "seed"))
-        values = self.values_of(next(each for each in self._top() if first_number(each) == number))
+        values = self.values_of(next(each for each in self._top() if trials.first_number(each) == number))
         recipe = self.study.recipe(values, seed=self.base.seed + seed)
         return _scored(trial, self._train(_seed_name(number, seed), recipe))
 
-    def _train(self, name: str, recipe: Recipe, trial: Trial | None = None) -> Curve:
+    def _train(self, name: str, recipe: Recipe, trial: Trial | None = None) -> runs.Curve:
         """Train on every division of the classes, and return the mean scores; those on the first may end the trial."""
         watch = None if trial is None else _Reporter(trial).report
-        curves: list[Curve] = []
+        curves: list[runs.Curve] = []
         for part, table in zip(self._parts(name), self.tables, strict=True):
             curves.append(self.runner.train(part, recipe, table, None if curves else watch))
-        return mean_curve(curves)
+        return runs.mean_curve(curves)
 
     def _find_duplicate(self, trial: FrozenTrial) -> FrozenTrial | None:
         """An earlier trial with the same settings that has a score or was ended early; its runs would be the same."""
-        ended = in_states(self.trials, "COMPLETE", "PRUNED")
+        ended = trials.in_states(self.trials, "COMPLETE", "PRUNED")
         return next((each for each in ended if each.params == trial.params and each.number < trial.number), None)
 
     def _end(self, trial: FrozenTrial) -> None:
-        """Say how a trial ended, and delete its weights."""
         settings = ", ".join(f"{key} {shown_value(value)}" for key, value in self._values_so_far(trial).items())
         if trial.state.name == "COMPLETE":
             text = f"{self.base.validation.metric} {trial.value:.4f} after epoch {trial.user_attrs[EPOCH]}"
         else:
-            text = "ended early" if trial.state.name == "PRUNED" else f"failed: {trial.user_attrs[REASON]}"
-        log(f"trial {first_number(trial)} ({settings}): {text}")
-        self._delete_weights(trial_name(first_number(trial)))
+            text = "ended early" if trial.state.name == "PRUNED" else f"failed: {trial.user_attrs[trials.REASON]}"
+        log(f"trial {trials.first_number(trial)} ({settings}): {text}")
+        self._delete_weights(trials.trial_name(trials.first_number(trial)))
         if trial.state.name == "FAIL":
             self._check_failures()
 
@@ -243,9 +211,9 @@ class Search:
         return {key: each.decoded(trial.params[key]) for key, each in self.study.space.items() if key in trial.params}
 
     def _end_seed(self, trial: FrozenTrial) -> None:
-        name = _seed_name(given(trial)["trial"], given(trial)["seed"])
+        name = _seed_name(trials.given(trial)["trial"], trials.given(trial)["seed"])
         if trial.state.name == "FAIL":
-            log(f"{name} failed: {trial.user_attrs[REASON]}")
+            log(f"{name} failed: {trial.user_attrs[trials.REASON]}")
         self._delete_weights(name)
 
     def _delete_weights(self, name: str) -> None:
@@ -253,38 +221,42 @@ class Search:
             self.runner.delete_weights(part)
 
     def _parts(self, name: str) -> list[str]:
-        """The names of the runs of a run on every division."""
         return [name] if len(self.tables) == 1 else [f"{name}/{table}" for table in self.tables]
 
     def _failed(self) -> list[FrozenTrial]:
-        return [trial for trial in in_states(self.trials, "FAIL") if REASON in trial.user_attrs]
+        return [trial for trial in trials.in_states(self.trials, "FAIL") if trials.REASON in trial.user_attrs]
 
     def _check_failures(self) -> None:
         """Raise TrainingStoppedError if so many trials have failed, and none has a score, that the others would too."""
         failed = self._failed()
-        if len(failed) >= MAX_FAILURES and not in_states(self.trials, "COMPLETE"):
-            raise TrainingStoppedError(f"{len(failed)} trials failed, the last: {failed[-1].user_attrs[REASON]}")
+        if len(failed) >= MAX_FAILURES and not trials.in_states(self.trials, "COMPLETE"):
+            raise TrainingStoppedError(f"{len(failed)} trials failed, the last: {failed[-1].user_attrs[trials.REASON]}")
 
     def _require_scores(self) -> None:
-        """Raise TrainingStoppedError if no trial has a score."""
-        if not in_states(self.trials, "COMPLETE"):
+        if not trials.in_states(self.trials, "COMPLETE"):
             failed = self._failed()
-            why = f"the last one that failed: {failed[-1].user_attrs[REASON]}" if failed else "all were ended early"
+            why = (
+                f"the last one that failed: {failed[-1].user_attrs[trials.REASON]}"
+                if failed
+                else "all were ended early"
+            )
             raise TrainingStoppedError(f"no trial has a score; {why}")
 
     def _top(self) -> list[FrozenTrial]:
         """The best trials, each combination of settings once."""
         first: dict[str, FrozenTrial] = {}
-        for trial in in_states(self.trials, "COMPLETE"):
+        for trial in trials.in_states(self.trials, "COMPLETE"):
             first.setdefault(str(trial.params), trial)
         best = sorted(first.values(), key=lambda trial: (-float(trial.value or 0.0), trial.number))
         return best[: self.settings.top if self.settings.seeds > 1 else 1]
 
     def _ranked(self, trial: FrozenTrial) -> RankedTrial:
-        wanted = [{"trial": first_number(trial), "seed": seed} for seed in self._further_seeds]
-        others = [each for each in in_states(self.seeds, "COMPLETE") if given(each) in wanted]
-        curves = [curve_of(each) for each in (trial, *others)]
-        return RankedTrial(trial, best_of(mean_curve(curves)), tuple(best_of(curve).score for curve in curves))
+        wanted = [{"trial": trials.first_number(trial), "seed": seed} for seed in self._further_seeds]
+        others = [each for each in trials.in_states(self.seeds, "COMPLETE") if trials.given(each) in wanted]
+        curves = [trials.curve_of(each) for each in (trial, *others)]
+        return RankedTrial(
+            trial, runs.best_of(runs.mean_curve(curves)), tuple(runs.best_of(curve).score for curve in curves)
+        )
 
     def _write_best(self, best: RankedTrial) -> None:
         """Write the recipe of the best trial, which ends after the best epoch of its whole schedule."""
@@ -307,13 +279,13 @@ class Search:
             if not self.folder.test.is_file():
                 file = RecipeFile(self.folder.replayed, chosen["recipe"])
                 recipe = Recipe.load(file, allow_imports=self.study.allow_imports)
-                self.runner.train(FINAL, recipe, FINAL)
-                metrics = self.runner.evaluate(FINAL, evaluation_words(recipe, self.settings))
+                self.runner.train(study_folder.FINAL, recipe, study_folder.FINAL)
+                metrics = self.runner.evaluate(study_folder.FINAL, runs.evaluation_words(recipe, self.settings))
                 _write_json(self.folder.test, {"trial": chosen["trial"], "epoch": chosen["epoch"], "metrics": metrics})
         if chosen["trial"] != best.number:
             log(
-                f"the test split is looked at with trial {chosen['trial']}; trial {best.number} is better by now, and "
-                "the split is not looked at again"
+                f"the test split was evaluated with trial {chosen['trial']}; trial {best.number} is better by now, and "
+                "is not evaluated on it"
             )
 
     def _chosen(self, best: RankedTrial) -> dict[str, Any]:
@@ -330,7 +302,7 @@ class _Reporter:
     def __init__(self, trial: Trial) -> None:
         self._trial, self._known = trial, set[int]()
 
-    def report(self, curve: Curve) -> None:
+    def report(self, curve: runs.Curve) -> None:
         for epoch, score in curve.items():
             if epoch not in self._known and math.isfinite(score):
                 self._trial.report(score, epoch)
@@ -345,10 +317,9 @@ def _prune() -> None:
     raise TrialPruned
 
 
-def _scored(trial: Trial, curve: Curve) -> float:
-    """The score of a trial, which is stored with its curve."""
-    best = best_of(curve)
-    trial.set_user_attr(CURVE, {str(epoch): score for epoch, score in curve.items()})
+def _scored(trial: Trial, curve: runs.Curve) -> float:
+    best = runs.best_of(curve)
+    trial.set_user_attr(trials.CURVE, {str(epoch): score for epoch, score in curve.items()})
     trial.set_user_attr(EPOCH, best.epoch)
     return best.score
 
@@ -372,18 +343,18 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]:
     """The tables of a new study, with errors for batches that they are too small for."""
-    table = load_study_table(study.base)
+    table = study_folder.load_study_table(study.base)
     if settings.replay:
         _require_test(table)
-    tables = search_tables(table, settings.held_out)
+    tables = study_folder.search_tables(table, settings.held_out)
     for name, each in tables.items():
         try:
-            check_table(study.base, each)
+            study_folder.check_table(study.base, each)
         except InputError as error:
             raise InputError(f"held_out = {settings.held_out}, {name}: {error}") from None
-    return {**tables, FINAL: final_table(table)}
+    return {**tables, study_folder.FINAL: study_folder.final_table(table)}
 
 
 def _require_test(table: Table) -> None:
     if "test" not in table.splits:
-        raise InputError("the data has no split test, which replay looks at; leave out --replay")
+        raise InputError("the data has no split test, which replay evaluates; leave out --replay")

@@ -33,7 +33,7 @@ class TuneResult:
         best: the number of the best trial; None: none has a score.
         trials: all trials.
         importances: the importance of each setting for the score; empty if they are too few to tell.
-        test: the metrics on the test split by name, and the trial that was replayed; None if it was not looked at.
+        test: the metrics on the test split by name, and the trial that was replayed; None if it was not evaluated.
         recipe: the file of the best recipe.
         page: the file of the page.
     """

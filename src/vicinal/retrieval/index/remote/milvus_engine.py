@@ -261,7 +261,7 @@ class MilvusEngine(RemoteEngine):
 
     @contextmanager
     def _faults(self, table: str | None = None) -> Iterator[Any]:
-        """The client for one call; tells faults that may pass from those that do not."""
+        """The client for one call; translates its errors, transient ones into TransientFault."""
         try:
             yield self._connected()
         except (pymilvus.MilvusException, grpc.RpcError) as error:

@@ -65,7 +65,7 @@ class PostgresConnections:
         self._pool = Pool(self._connect, lambda connection: connection.close())
 
     def close(self) -> None:
-        """Close those that no call uses."""
+        """Close the idle connections."""
         self._pool.close()
 
     @contextmanager
@@ -134,7 +134,7 @@ def create_extension(connection: Any) -> None:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Tell faults that may pass from those that do not; messages hold no password, since libpq writes none."""
+    """Translate errors, transient ones into TransientFault; libpq writes no password into messages."""
     try:
         yield
     except psycopg.Error as error:

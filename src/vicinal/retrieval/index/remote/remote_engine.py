@@ -250,7 +250,7 @@ class Pool:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

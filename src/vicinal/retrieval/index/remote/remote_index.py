@@ -327,7 +327,7 @@ class RemoteIndex(ImageIndex):
         return self._table.write(unit, table)
 
     def delete(self, ids: npt.ArrayLike) -> None:
-        """Delete images; those that are not there are not missed, as another process may have deleted them."""
+        """Delete images; unknown ids are ignored, as another process may have deleted them."""
         self._table.delete(checked_ids(ids))
 
     def _update(self, ids: Integers, table: Table) -> None:

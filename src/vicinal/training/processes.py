@@ -1,26 +1,92 @@
-"""A command that starts itself once per process by torchrun's agent, waits for all, and ends with their error.
+"""The processes of a run: how they are started by torchrun's agent, asked to stop, and end with one error.
 
-A process that fails ends all. The process of rank 0 prints its own error; that of another rank is left in a file, and
-the process that started them prints it, if rank 0 has not failed for a reason of its own.
+The first Ctrl-C or SIGTERM stops a run after its step, the second one at once. A process that fails ends all. That of
+rank 0 prints its own error; that of another rank is left in a file, and the process that started them prints it, if
+rank 0 has not failed for a reason of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from vicinal.utils.console import printable
 from vicinal.utils.errors import InputError, explained, one_line
 from vicinal.utils.launch import SUPERVISOR, Launch
+
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
+SAME_SECONDS = 1.0  # in which a second signal is the first one: a terminal and torchrun send one each
+
+
+class StopRequest:
+    """While this context is open, the first SIGINT or SIGTERM sets `requested` instead of ending the process."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._requested_at = 0.0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._request)
+        return self
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested, self._requested_at = True, time.monotonic()
+        elif time.monotonic() - self._requested_at > SAME_SECONDS:
+            raise KeyboardInterrupt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def start_worker(worker: int) -> None:
+    """Prepare a worker of a data loader: it ignores signals to the whole group, and ends with the trainer's process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends; only Linux can."""
+    set_death_signal = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if set_death_signal is not None:
+        set_death_signal(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def killing_children() -> Iterator[None]:
+    """At the end of the block, kill the processes that were started within it and still run.
+
+    Workers of a data loader ignore SIGTERM, so that Python would wait for them for ever when it exits.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+            process.join()
+
 
 MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the environment variable in which the agent names the file of a process
@@ -98,8 +164,6 @@ def leave_error(error: BaseException) -> int | None:
 
 def end_with_supervisor() -> None:
     """Let this process end when the one that started it ends; only Linux can."""
-    from vicinal.training.interrupt import end_with_parent
-
     end_with_parent()
     if os.getppid() != int(os.environ[SUPERVISOR]):
         os._exit(1)  # it has ended already
