@@ -268,7 +268,7 @@ def machine(runtime: str) -> dict[str, Any]:
 
 def _remedy(settings: ExportSettings) -> str:
     if settings.precision == "int8":
-        return "use --fp16, which loses next to nothing, more or other calibration images, or a larger tolerance"
+        return "use --fp16 (half the size, nearly no loss), more or other calibration images, or a larger tolerance"
     return "use fp32, or a larger tolerance"
 
 
