@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
-from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
@@ -57,11 +56,6 @@ def to_channels_last(backbone: nn.Module) -> None:
     for parameter in backbone.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-def check_network_memory(what: str, network: nn.Module) -> None:
-    """Check that there is memory for the weights and buffers of a network that was built on the meta device."""
-    check_memory(sum(each.nbytes for each in (*network.parameters(), *network.buffers())), what)
 
 
 FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]

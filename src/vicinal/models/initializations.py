@@ -18,9 +18,9 @@ from torch import nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
-from vicinal.models.backbones import check_network_memory
 from vicinal.models.downloads import announce_download, download_error, packaged_weights, published_url
 from vicinal.models.initialization_table import INITIALIZATIONS, projection_dim, timm_name
+from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
@@ -243,6 +243,8 @@ def _check_size(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that a network is not too large, unless it is being built on the meta device anyway."""
     if torch.get_default_device().type == "meta":
         return
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    what = f"backbone {name} with these arguments and this image size"
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), limited_build(what):
         network = timm.create_model(name, pretrained=False, **arguments)
-    check_network_memory(f"backbone {name} with these arguments and this image size", network)
+    check_buffers(what, network)
+    check_network_memory(what, network)

@@ -194,6 +194,12 @@ def _pop_format(path: Path, config: Any, expected: ModelFormat) -> ModelFormat:
     return FORMATS[name]
 
 
+def count_tensors(folder: Path) -> int:
+    """The number of tensors of a saved model, from the header of its weights."""
+    with _open_weights(folder) as file:
+        return len(file.keys())
+
+
 def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
     """Check that the weights of a saved model have exactly the expected names and shapes, and types of the same kind.
 

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.models import model_folder
-from vicinal.models.backbones import check_network_memory
+from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
 from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import FOLDER
 from vicinal.models.model_folder import ModelFormat
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.memory import keep_large_blocks
+
+MORE_TENSORS = 500
 
 Model = TypeVar("Model", bound="SavedModel")
 
@@ -140,11 +142,15 @@ class SavedModel(nn.Module, ABC):
         cls: type[Model], folder: Path, config: Mapping[str, Any], allow_imports: Sequence[str]
     ) -> Model:
         """Build the model without memory for its tensors."""
+        # Building may replace some tensors, such as those of a classifier, and buffers may not be in the file.
+        max_tensors = 2 * model_folder.count_tensors(folder) + MORE_TENSORS
         try:
-            with torch.device("meta"):
-                return cls._from_config(config, allow_imports)
+            with torch.device("meta"), limited_build("it", max_tensors):
+                model = cls._from_config(config, allow_imports)
+            check_buffers("it", model)
         except InputError as error:
             raise InputError(f"{folder / model_folder.CONFIG}: {error}") from error
+        return model
 
     def push_to_hub(
         self, name: str, private: bool = False, token: str | None = None, onnx: str | Path | None = None
