@@ -30,6 +30,7 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file, write_bytes
 
+MAX_CODE_POINT, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 ENGINE_KEY = b"vicinal_engine"
 
 
@@ -53,10 +54,11 @@ def read_npy_labels(path: Path) -> npt.NDArray[Any]:
     if mapped.ndim != 1 or mapped.dtype.kind not in "iuU" or not len(mapped):
         raise InputError(f"{path}: {mapped.dtype} {list(mapped.shape)}; labels are integers or text, one per row")
     labels = np.array(mapped)  # stays valid if the file is changed
-    try:
-        labels.tolist()
-    except ValueError:
-        raise InputError(f"{path}: a label is not Unicode text; write the labels again") from None
+    if labels.dtype.kind == "U" and labels.itemsize:
+        characters = labels.view(np.dtype(np.uint32).newbyteorder(labels.dtype.byteorder)).reshape(len(labels), -1)
+        is_invalid = (characters > MAX_CODE_POINT) | ((characters >= SURROGATES[0]) & (characters <= SURROGATES[1]))
+        for row in np.flatnonzero(is_invalid.any(axis=1)):  # of which Python cannot make a text
+            raise InputError(f"{path}: the label of row {row} is not Unicode text; write the labels again")
     return labels
 
 

@@ -139,6 +139,7 @@ ALLOWED = {
     *((module, name) for module in MULTIARRAY for name in ("_reconstruct", "scalar")),
     *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
 }
+MAX_DEPTH = 100  # of nested values
 
 
 def read_plain_pickle(path: Path) -> Any:
@@ -152,10 +153,20 @@ def read_plain_pickle(path: Path) -> Any:
 
     Returns:
         A dict, list, str, int, float, bool, None or NumPy array; tuples and arrays of text or objects become lists.
+
+    Raises:
+        InputError: The file cannot be read, is not a pickle, or holds anything else.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "data.pkl").write_bytes(pickle.dumps({"a": [1, np.arange(2)]}))
+        ...     read_plain_pickle(Path(folder, "data.pkl"))
+        {'a': [1, array([0, 1])]}
     """
     check_regular_file(path)
     try:
-        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load())
+        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load(), {})
     except OSError as error:
         raise unreadable(path, error) from None
     except Exception as error:  # a damaged file can raise many types of errors
@@ -171,12 +182,26 @@ class _PlainUnpickler(pickle.Unpickler):
         return found if isinstance(found, type) else lambda *arguments: found(*arguments)
 
 
-def _to_plain(value: Any) -> Any:
-    """Lists in place of tuples and of arrays of text or objects."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "SUO":
+def _to_plain(value: Any, seen: dict[int, Any], depth: int = 0) -> Any:
+    """Lists in place of tuples and of arrays of text or objects; a value that occurs twice is converted once."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"its values are nested more than {MAX_DEPTH} levels deep")
+    if id(value) not in seen:
+        seen[id(value)] = _convert(value, seen, depth + 1)
+    return seen[id(value)]
+
+
+def _convert(value: Any, seen: dict[int, Any], depth: int) -> Any:
+    if type(value) is np.ndarray and value.dtype.kind in "biuf":
+        return value
+    if type(value) is np.ndarray and value.dtype.kind in "SUO":
         value = [each.decode("latin1") if isinstance(each, bytes) else each for each in value.ravel().tolist()]
-    if isinstance(value, dict):
-        return {key: _to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _to_plain(item, seen, depth) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [_to_plain(item, seen, depth) for item in value]
+    if isinstance(value, np.number | np.bool_ | np.str_):
+        return value.item()
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    raise ValueError(f"it holds a {type(value).__name__}")
