@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.findings.question import QUESTIONS, Question
 from vicinal.training import Recipe
-from vicinal.workflows.tuning.study_recipe import override, read_space
+from vicinal.workflows.tuning.study_recipe import Range, override, read_space
 
 NUM_CLASSES = {"omniglot": 113, "grocery": 31}  # of the training split
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
@@ -16,7 +16,8 @@ def settings_of(question):
     for condition in question.conditions.values():
         yield {**question.settings, **first.settings, **condition}
     for method in question.methods.values():
-        tuned = {key: values.decoded(values.at(0.5)) for key, values in read_space(method.search).items()}
+        space = read_space(method.search).items()
+        tuned = {key: values.low if isinstance(values, Range) else values.given[0] for key, values in space}
         yield {**question.settings, **method.settings, **tuned}
 
 
