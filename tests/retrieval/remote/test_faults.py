@@ -226,6 +226,7 @@ def milvus(servers: dict[str, Server]) -> Server:
     return servers["milvus"]
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_the_old_index_or_the_new_one(milvus: Server) -> None:
     vectors, table = images(40)
     old, few = vectors[::-1].copy(), table.take(np.arange(40))
