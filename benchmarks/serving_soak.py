@@ -2,8 +2,6 @@
 
 It is killed now and then (SIGKILL) and started again. In the end every item that was acknowledged is there and every
 deleted one is not, no answer was a 500, and memory and open files of the last process have not grown since its start.
-Meanwhile `vicinal index add` and `vicinal index sync` write the index in processes of their own; what they were done
-with is there too.
 """
 
 from __future__ import annotations
@@ -11,23 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.http_load import Connection, Process, image_request, json_request, raw_request, serving
 from benchmarks.serving import make_index, make_model, photos, random_neighborhoods
-from vicinal import Index, Table
-from vicinal.data import save_embeddings
+from vicinal import Index
 
 SIZE, CLIENTS = 5_000, 32
 REPORT_SECONDS = 10.0
@@ -167,71 +158,13 @@ class Soak:
     def _check_images(self, index: Index, folder: Path, num_kills: int) -> list[str]:
         """Every image that was added is there with its item; others are of requests that a kill cut off."""
         frame = index.metadata.frame
-        paths = map(Path, frame["path"].dropna() if "path" in frame else [])
-        named = {path.name for path in paths if path.parent.name == "added"}
-        files = {path.name for path in folder.glob("added/*")}
+        paths = frame["path"].dropna().tolist() if "path" in frame else []
+        named, files = {Path(path).name for path in paths}, {path.name for path in folder.glob("added/*")}
         kept = {*self.images} - self.tried
         wrong = [f"{len(named - files)} images are lost"] * bool(named - files)
         wrong += [f"{len(kept)} items were added with images, {len(named)} have one"] * (len(named) < len(kept))
         too_many = len(files - named) > num_kills * CLIENTS
         return wrong + [f"{len(files - named)} images belong to no item"] * too_many
-
-
-class Writers:
-    """Commands that write the index beside the service, one after the other.
-
-    Attributes:
-        paths: of the images that the index has since a command ended well.
-        wrong: the last line of each command that failed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.paths, self.wrong, self.number = folder, set[str](), list[str](), 0
-        self.stopped = threading.Event()
-        (folder / "synced").mkdir()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._repeat, args=(write,)) for write in (self._add, self._sync)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.stopped.set()
-            for thread in threads:
-                thread.join()
-
-    def check(self) -> list[str]:
-        """What is wrong with the index in the end."""
-        lost = self.paths - {*Index.load(self.folder / "index").metadata.frame["path"].dropna()}
-        return self.wrong + [f"{len(lost)} images of other processes are lost: {sorted(lost)[:3]}"] * bool(lost)
-
-    def _repeat(self, write: Callable[[int], list[str]]) -> None:
-        number = 0
-        while not self.stopped.is_set():
-            self.paths |= {*write(number)}
-            number += 1
-
-    def _add(self, number: int) -> list[str]:
-        file = self.folder / f"added{number}.parquet"
-        paths = [f"/added/{number}/{row}.jpg" for row in range(20)]
-        frame = pd.DataFrame({"path": paths, "label": "added", "price": range(20)})
-        save_embeddings(file, random_neighborhoods(20, seed=number), Table(frame))
-        return paths if self._vicinal("add", str(file)) else []
-
-    def _sync(self, number: int) -> list[str]:
-        path = self.folder / "synced" / f"{number}.jpg"
-        path.write_bytes(photos(number % 8 + 1)[-1])
-        words = ["sync", str(path.parent), "--model", str(self.folder / "model")]
-        return [str(path)] if self._vicinal(*words) else []
-
-    def _vicinal(self, verb: str, *words: str) -> bool:
-        command = [sys.executable, "-m", "vicinal", "index", verb, str(self.folder / "index"), *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            self.wrong.append(f"index {verb}: {done.stderr.strip()[-200:]}")
-        return not done.returncode
 
 
 def vector_of(seed: int) -> Any:
@@ -244,22 +177,22 @@ def soak(folder: Path, total: int, num_kills: int) -> list[str]:
     model = make_model("test_resnet", 32)
     model.save_pretrained(folder / "model")
     make_index(folder / "index", SIZE, model)
-    work, writers, memory, grown = Soak(), Writers(folder), "", False
+    work, memory = Soak(), ""
     parts = [total * number // (num_kills + 1) for number in range(1, num_kills + 2)]
     wrong: list[str] = []
-    with writers.running():
-        for until in parts:
-            with serving(folder / "index", "--model", str(folder / "model"), *LIMITS) as service:
-                before = asyncio.run(_part(work, service, until, is_killed=until != parts[-1]))
-                memory = f"{before[0]:.0f} to {service.megabytes:.0f} MB, {before[1]} to {service.num_files} files"
+    for until in parts:
+        with serving(folder / "index", "--model", str(folder / "model"), *LIMITS) as service:
+            before = asyncio.run(_part(work, service, until, is_killed=until != parts[-1]))
+            if until == parts[-1]:
+                memory = f"{before[0]:.0f} to {service.megabytes:.0f} MB, {before[1]} to {service.num_files} open files"
                 grown = service.megabytes > before[0] + MAX_GROWTH or service.num_files > before[1] + CLIENTS + 8
-            wrong += [line.strip() for line in service.log if "Traceback" in line]
-    wrong += [f"the last process has grown: {memory}"] * grown
-    wrong += work.check(folder / "index", num_kills) + writers.check()
+                wrong += [f"the process has grown: {memory}"] * grown
+        wrong += [line.strip() for line in service.log if "Traceback" in line]
+    wrong += work.check(folder / "index", num_kills)
     wrong += [f"{work.statuses[500]} answers are 500"] * bool(work.statuses[500])
     print({str(status): count for status, count in sorted(work.statuses.items(), key=str)})
     print(f"{len(work.added):,} added, {len(work.images):,} of them images; {len(work.deleted):,} deleted; "
-          f"{len(writers.paths):,} by other processes; the last process: {memory}")  # fmt: skip
+          f"the last process: {memory}")  # fmt: skip
     return wrong
 
 
