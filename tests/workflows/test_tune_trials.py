@@ -69,8 +69,9 @@ def test_a_trial_whose_process_was_killed_is_repeated_with_its_settings(
     (left,) = in_states(study, "RUNNING")
     assert set(left.params) == set(SPACE)
     run(study, 2)
-    assert [first_number(trial) for trial in shown_trials(study)] == [0, 1]
-    assert given(shown_trials(study)[0]) == left.params
+    repeated, another = shown_trials(study)
+    assert first_number(repeated) == 0 < first_number(another)  # 1 or 2: the grace period may end before either begins
+    assert given(repeated) == left.params
     assert not in_states(study, "RUNNING", "WAITING")
 
 
