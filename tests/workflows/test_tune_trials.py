@@ -116,6 +116,7 @@ def test_enqueued_trials_are_run_once_and_tried_again_if_they_failed(folder: Stu
         fixed.append(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "sobol"])
 def test_a_continued_search_does_not_repeat_its_proposals(folder: StudyFolder, sampler: Sampler) -> None:
     for number in (2, 4):
