@@ -229,7 +229,7 @@ def _frame(table: Table, component: Integers, nearest: Integers, similarity: Flo
     return frame
 
 
-CROP_SIDES = (30, 28, 26)  # of 32: what is left of an image that was cropped, by up to a third of its area
+CROP_SIDES = (30, 28, 26)  # of 32: the sides of crops that lack up to a third of the area
 MIN_CORRELATION = 0.2  # of whole thumbnails, below which none is a part of the other
 CHUNK_SIZE = 512  # pairs at a time: some 200 MB
 EPSILON = 1e-6

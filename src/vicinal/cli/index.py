@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEARNED = ("ivfpq", "rabitq")  # kinds that are trained on all images
 REFINER = (
-    "refines every embedding by its nearest neighbors; an index that is built with a refiner refines what is added "
+    "refines every embedding by its nearest neighbors; an index that is built with a refiner refines images added "
     "and searched later too"
 )
 
@@ -55,7 +55,7 @@ def add(arguments: Arguments) -> None:
 
 
 def sync(arguments: Arguments) -> None:
-    """Make an index hold what a folder or table of images holds, or say where its images are now."""
+    """Make an index hold the images of a folder or table, or say where its images are now."""
     root = getattr(arguments, "root", None)
     if arguments.source is None:
         if root is None:
@@ -89,7 +89,7 @@ def delete(arguments: Arguments) -> None:
 
 
 def list_(arguments: Arguments) -> None:
-    """Print the columns of the images of an index, or what it is and holds in all."""
+    """Print the columns of the images of an index, or its kind, size and model."""
     inputs.check_index(arguments.index)
     if arguments.facts:
         if arguments.where is not None:

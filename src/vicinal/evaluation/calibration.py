@@ -198,7 +198,7 @@ RATES = (0.01, 0.05, 0.1)
 def operating_points(
     scores: OpenSetScores, rates: tuple[float, ...] = RATES, strangers: Floats | None = None
 ) -> pd.DataFrame:
-    """The threshold of each false-accept rate, and what it rejects.
+    """The threshold of each false-accept rate, and the fractions that it rejects.
 
     Args:
         scores: of queries of known and unknown classes.

@@ -125,7 +125,7 @@ class FolderStore(Store):
         return image_file(path, self.folder)
 
     def _follow(self) -> None:
-        """See what other processes change, and write vector files when it is time."""
+        """See the changes of other processes, and write vector files when it is time."""
         retry, last_fold = 0.0, time.monotonic()
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0

@@ -48,7 +48,7 @@ def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
 
     Args:
         loss: the loss.
-        purpose: what it is needed for, the start of a message.
+        purpose: its purpose, the start of a message.
 
     Raises:
         InputError: none or several parts have class probabilities.

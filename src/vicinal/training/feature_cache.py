@@ -76,7 +76,7 @@ class CachedFeatures:
     Args:
         vectors: [n, d], a memory map of a file.
         rows: the row of each image, by its path and box; images that cannot be read have none.
-        key: what the features depend on.
+        key: everything that the features depend on.
     """
 
     vectors: Values
@@ -284,7 +284,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
 
 @contextmanager
 def _write_errors(cache: Path) -> Iterator[None]:
-    """Turn errors of writing into an InputError; what was written is kept."""
+    """Turn errors of writing into an InputError; features written before stay."""
     try:
         yield
     except OSError as error:

@@ -92,7 +92,7 @@ class FrozenTrainer(Trainer):
 
     @cached_property
     def _feature_model(self) -> str:
-        """The fingerprint of what makes the features, whatever decodes the images: a run may go on without its GPU."""
+        """The fingerprint of the features' model, whatever decodes the images: a run may go on without its GPU."""
         with self._whole_embedder() as embedder:
             return feature_fingerprint(embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed")))
 

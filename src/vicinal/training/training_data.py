@@ -50,7 +50,7 @@ def load_training_table(settings: TrainingSettings) -> Table:
 
 
 def require_validatable(table: Table, metric: str) -> None:
-    """Say before the first step what would else come up at the first evaluation."""
+    """Raise InputError before the first step for errors that would else come up at the first evaluation."""
     counts = table.class_counts
     if counts.max() < 2:
         raise InputError(

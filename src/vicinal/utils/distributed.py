@@ -14,7 +14,7 @@ from vicinal.utils.errors import InputError
 
 Value = TypeVar("Value")
 
-_lengths_are_equal = False  # what a caller of `equal_lengths` vouches for
+_lengths_are_equal = False  # set by `equal_lengths`
 
 
 def world_size() -> int:

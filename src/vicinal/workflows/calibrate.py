@@ -25,7 +25,7 @@ NO_GROUP = "(none)"  # of gallery images, where groups are text
 
 @dataclass(frozen=True)
 class CalibratedSource:
-    """A calibration, and what other false-accept rates would cost.
+    """A calibration, and the results for other false-accept rates.
 
     Attributes:
         calibration: of the rate that was asked for.
@@ -62,7 +62,7 @@ def calibrate_source(
     gallery: EmbeddedTable | None = None,
     strangers: EmbeddedTable | None = None,
 ) -> CalibratedSource:
-    """Calibrate the scores of searches among embeddings; logs what speaks against the result.
+    """Calibrate the scores of searches among embeddings; logs doubts about the result.
 
     Args:
         embedded: the embeddings, with labels, of classes that the model was not trained on.
@@ -133,7 +133,7 @@ def _joined(queries: pd.DataFrame, gallery: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_doubts(calibration: Calibration, table: Table) -> None:
-    """Say what speaks against a calibration that was made with the images of a table."""
+    """Log doubts about a calibration with the images of a table."""
     rate, level = calibration.false_accept_rate, calibration.confidence_level
     if "train" in table.splits:
         log("training images are among these: their classes are easier than others, so the threshold is too high or "

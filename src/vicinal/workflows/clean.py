@@ -1,4 +1,4 @@
-"""Looking for all that may be wrong with a set of images."""
+"""Looking for all possible problems of a set of images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIN_AGREEMENT = 0.6
 def find_problems_of_source(
     reader: EmbeddingReader, source: str, settings: CleanSettings | None = None, split: str | None = None
 ) -> Findings:
-    """Read the image files of a source, embed those that can be read, and look for what may be wrong with them.
+    """Read the image files of a source, embed those that can be read, and look for possible problems.
 
     Args:
         reader: reads the source. If it has no model and the source holds images, they are embedded by DINOv2 with a

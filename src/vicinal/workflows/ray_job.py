@@ -271,7 +271,7 @@ class Attempts:
         return self._begun[what]
 
     def end(self, what: list[tuple[str, int]]) -> None:
-        """Forget what was done."""
+        """Forget a finished task."""
         for each in what:
             self._begun.pop(each, None)
 

@@ -100,7 +100,7 @@ def exhaustive_batches(
 
     The classes are put in random order. Each batch takes a group of the first classes in this order that have groups
     left, so a class comes to one batch after the other until it is exhausted. The batches are then put in random order.
-    What is left of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
+    The rest of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
     few for a batch.
 
     Args:

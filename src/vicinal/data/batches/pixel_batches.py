@@ -95,7 +95,7 @@ def load_pixels(
 
 
 def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
-    """The pixels of a batch, or what was computed of them."""
+    """The pixels of a batch, or the results for them."""
     pixels, errors = batch
     for row, error in errors.items():
         raise UnreadableImageError(f"row {row}: {error}")
@@ -105,7 +105,7 @@ def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
 def skip_unreadable(
     batches: Iterable[tuple[Values, dict[int, str]]], errors: dict[int, InputError]
 ) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or what was computed of them.
+    """The pixels of the readable images of all batches, or the results for them.
 
     The errors of the other images are added to `errors` by their rows.
     """
@@ -116,7 +116,7 @@ def skip_unreadable(
 
 
 def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, dict[int, str]]]) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or what was computed of them.
+    """The pixels of the readable images of all batches, or the results for them.
 
     At the end the dataset leaves out the other images.
     """

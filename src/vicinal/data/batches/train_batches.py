@@ -74,7 +74,7 @@ class TrainBatches(Dataset[Batch]):
 
     An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
     in the middle of an epoch, and any number of workers gives the same batches. The training loop has them loaded part
-    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of what was loaded.
+    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of loaded parts.
 
     Args:
         dataset: The images, with labels.

@@ -1,7 +1,7 @@
 """WebDataset shards: tar files in which members of the same name up to the first dot are one sample.
 
 They are read by `tarfile`, not by the library webdataset: that reads members of any size into memory and runs a name
-that begins with `pipe:` as a command, and of what it adds, nothing is needed here.
+that begins with `pipe:` as a command, and nothing else of it is needed here.
 """
 
 from __future__ import annotations

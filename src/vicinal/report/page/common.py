@@ -22,9 +22,7 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.console import counted
 
 SIDE = 10_000  # coordinates are whole numbers from 0 to this
-LEAD = (
-    "The embeddings in two dimensions (t-SNE): what is near here is similar, but distances between groups say little. "
-)
+LEAD = "The embeddings in two dimensions (t-SNE): near points are similar images, but distances between groups say little. "
 
 
 def map_section(
@@ -90,7 +88,7 @@ def evaluated_images(table: Table) -> Table:
 
 
 def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
-    """Images and classes of what was evaluated and of every split of the run."""
+    """Images and classes of the evaluated table and of every split of the run."""
     part = evaluated_images(evaluated)
     known = [
         ("Protocol", evaluation.protocol),

@@ -171,7 +171,7 @@ class FaissEngine:
         return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
     def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
-        """Search the graph of all vectors, active or not, so broadly that enough of what it finds is active.
+        """Search the graph of all vectors, active or not, so broadly that it finds enough active ones.
 
         A search that leaves out vectors on its way is cut off where all vectors around are left out. The nearer half of
         what is found is used, since the farther half is less complete. Where it has fewer than k active vectors, -1

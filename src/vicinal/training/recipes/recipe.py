@@ -194,7 +194,7 @@ class BaseRecipe(ABC):
         return {"precision": cls.auto_precision(values["accelerator"])}
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
-        """The recipe with what it leaves to the training images, such as the batch size; what is chosen is logged."""
+        """The recipe with the settings that depend on the training images, such as the batch size; logs the choices."""
         chosen = self._chosen(table)
         if not chosen:
             return self

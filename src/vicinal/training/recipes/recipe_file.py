@@ -128,7 +128,7 @@ class RecipeFile:
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places: dict[str, Place]) -> dict[str, Any]:
-    """The values of `own` over those of `base`; the places of what is replaced are deleted."""
+    """The values of `own` over those of `base`; the places of replaced values are deleted."""
     merged = dict(base)
     for name, value in own.items():
         key, before = f"{prefix}{name}" if name != "init_args" else prefix.removesuffix("."), base.get(name)

@@ -244,7 +244,7 @@ class TrainingSettings(BaseSettings):
             require(self.batch_size % (samples * number) == 0, "batch_size", self.batch_size, expected)
 
     def _check_strategy(self) -> None:
-        """Raise InputError if weights are sharded with what has not been made for it."""
+        """Raise InputError if weights are sharded with settings that do not support it."""
         if self.shards_weights:
             require(self.precision != "16-mixed", "precision", self.precision, "32 or bf16-mixed with strategy = fsdp")
             require(not self.compile, "compile", "true", "false with strategy = fsdp")

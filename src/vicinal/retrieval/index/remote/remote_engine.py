@@ -72,7 +72,7 @@ class Rows:
 class RemoteEngine(ABC):
     """A database that holds tables of vectors.
 
-    Every method may raise :class:`TransientFault`, and may then be called again: writing twice what was written once
+    Every method may raise :class:`TransientFault`, and may then be called again: writing the same rows twice
     changes nothing. All take the name of a table, since an index is built beside the one that it replaces.
 
     Args:

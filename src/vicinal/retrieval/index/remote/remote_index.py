@@ -169,7 +169,7 @@ class RemoteIndex(ImageIndex):
             yield rows.ids, rows.vectors
 
     def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
-        """Return the ids of images that follow a random number; ids have nothing to do with what images show."""
+        """Return the ids of images that follow a random number; ids do not depend on the content of images."""
         chosen = np.empty(0, np.int64)
         for after in (int(generator.integers(0, MAX_ID)), -1):
             for rows in self._pages(None, None, after=after):
