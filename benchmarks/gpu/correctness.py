@@ -1,4 +1,4 @@
-"""Whether the device computes what the CPU does: kernels and their twins, losses, two-stage backpropagation, ranks.
+"""Whether the device computes what the CPU does: kernels and PyTorch, losses, two-stage backpropagation, ranks.
 
 Each row says passed or not, and the largest difference. Nothing that failed here is worth its time in other tables.
 """

@@ -116,7 +116,7 @@ class ForwardCorrection(Loss):
         if not wrong < 1 - rate:
             raise InputError(
                 f"ForwardCorrection: noise_rate = {rate} must be below {1 - 1 / rows.num_classes:g} with "
-                f"{rows.num_classes} classes, where labels would say nothing"
+                f"{rows.num_classes} classes, at which labels carry no information"
             )
         # (1 - rate) p_y + wrong (1 - p_y) = wrong + (1 - rate - wrong) p_y, in logarithms.
         return -torch.logaddexp(torch.full_like(value, math.log(wrong)), math.log(1 - rate - wrong) - value)

@@ -1,4 +1,4 @@
-"""Groups of images that do not find each other, such as a series of photos: by file names, or by capture times."""
+"""Groups of images that are excluded from each other's rankings, such as a series of photos: by names or times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that were moved to another folder, with the folders below it as they were."""
+"""Images that were moved to another folder with the same folders below it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def warn_of_shared_classes(frame: pd.DataFrame, stacklevel: int) -> None:
         others = f", and so {verb} {more}" if len(shared) > 1 else ""
         warnings.warn(
             f"class {str(name)!r} is in the splits {' and '.join(splits)}{others}: "
-            "scores will not tell how unseen classes are found",
+            "scores will not measure the retrieval of unseen classes",
             stacklevel=stacklevel + 1,
         )
 

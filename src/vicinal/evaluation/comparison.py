@@ -1,4 +1,4 @@
-"""Models beside each other with the intervals of their differences, and runs of one recipe averaged."""
+"""Comparison of models, with intervals of their differences, and averages over runs of one recipe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ranks of the positives of every query in its full ranking of the gallery, from one pass over the similarities.
 
 The positives are scored first, label by label. Then the product of all queries with the gallery is computed in tiles,
-and in each tile is counted how many scores rank before every positive. Where a set searches itself, only the tiles on
+and the scores that rank before each positive are counted tile by tile. Where a set searches itself, only the tiles on
 one side of the diagonal are computed: they are counted for their rows and, transposed, for their columns.
 """
 

@@ -41,7 +41,7 @@ class OnnxEmbedder:
         fingerprint: Identifies the model that was exported.
 
     Raises:
-        ValueError: A file is missing or damaged, the two are not of one export, or the preprocessing is impossible.
+        ValueError: A file is missing or damaged, the two are not of one export, or the preprocessing is invalid.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Published weights: installed by a package, or downloads, said with their size before they start."""
+"""Published weights: installed by a package, or downloaded, with a message that gives their size."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Calibration:
         """Read what :meth:`to_dict` returned.
 
         Raises:
-            InputError: it is something else, of a later version, or a value is missing, unknown or impossible.
+            InputError: it is something else, of a later version, or a value is missing, unknown or invalid.
         """
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise InputError(f"it is not a calibration: its format is not {FORMAT!r}")

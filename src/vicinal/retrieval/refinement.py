@@ -84,7 +84,7 @@ class Refinement(Reranking):
             refiner of the context "self" takes none.
 
     Raises:
-        InputError: `context` is unknown or a number impossible; when applied: embeddings have a different dimension.
+        InputError: `context` is unknown or a number invalid; when applied: embeddings have a different dimension.
 
     Example:
         >>> from vicinal.retrieval import rerank

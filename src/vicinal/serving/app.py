@@ -206,7 +206,7 @@ def _id(text: str) -> int:
     try:
         return read_id(text)
     except ValueError:
-        raise Problem(404, "there is no such item; an id is a whole number") from None
+        raise Problem(404, "no such item; an id is a whole number") from None
 
 
 class _Server(uvicorn.Server):
@@ -273,7 +273,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:
-        raise InputError(f"--host {host}: there is no such address") from None
+        raise InputError(f"--host {host}: no such address") from None
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Micro-batches: requests that come at about the same time are worked on together, in a thread of their own."""
+"""Micro-batches: requests that arrive at about the same time are processed together, in a separate thread."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Batcher(Generic[Item, Result]):
             Problem: too many items wait.
         """
         if len(self._waiting) >= self.max_queue:
-            raise too_busy("too many requests wait")
+            raise too_busy("too many requests are waiting")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future, loop.time()))
@@ -129,7 +129,7 @@ class Batcher(Generic[Item, Result]):
 
 
 def one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Work on the items of a batch one by one if the batch fails, so that one of them does not spoil the others."""
+    """Work on the items of a batch one by one if the batch fails, so that one invalid item does not fail the others."""
 
     def attempt(items: Sequence[Any]) -> Sequence[Any]:
         try:

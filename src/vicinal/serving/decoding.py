@@ -29,14 +29,14 @@ Prepare = Callable[[Image.Image | EncodedJpeg], Pixels]
 
 
 class Preparation(Protocol):
-    """Makes, in a process that decodes, what turns an image into the pixels that a model takes; it can be pickled."""
+    """Creates, in a decoding process, the function from images to pixels of a model; it can be pickled."""
 
     @property
     def channels(self) -> int:
         """3 for RGB, 1 for grayscale."""
 
     def __call__(self) -> Prepare:
-        """Make it."""
+        """Create the function."""
 
 
 @dataclass(frozen=True)
@@ -223,5 +223,5 @@ class PillowPreparation:
     channels: int = 3
 
     def __call__(self) -> Prepare:
-        """Make it."""
+        """Create the function."""
         return lambda image: np.array(decoded(image))

@@ -54,7 +54,7 @@ class FolderStore(Store):
         index: the index, if it was loaded from the folder already.
 
     Raises:
-        InputError: there is no index.
+        InputError: the index does not exist.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class FolderStore(Store):
         try:
             self._requests.put_nowait(request)
         except queue.Full:
-            raise too_busy("too many changes wait to be written") from None
+            raise too_busy("too many changes are waiting to be written") from None
         return request.answer
 
     def _write(self) -> None:

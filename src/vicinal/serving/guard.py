@@ -150,7 +150,7 @@ class Guard:
         if length.isdigit() and len(length) < 20:
             self.check_size(int(length))
         if self.load.requests >= self.limits.max_queue:
-            raise too_busy(f"{self.load.requests} requests are being worked on")
+            raise too_busy(f"{self.load.requests} requests are in progress")
 
     def check_size(self, size: int) -> None:
         """Raise a Problem if the body of a request has more bytes than it may."""
@@ -194,7 +194,7 @@ class _Request:
             self.guard.load.body_bytes += size
             self.guard.check_size(self.size)
             if self.guard.load.body_bytes > self.guard.limits.max_queue_mb * 2**20:
-                raise too_busy("the requests that wait have too large bodies")
+                raise too_busy("the bodies of waiting requests are too large")
             if not message.get("more_body", False):
                 self._has_come.set()
         return message

@@ -1,4 +1,4 @@
-"""The index of a service in a database, which makes every change durable itself, and may be away for a while."""
+"""The index of a service in a database, which makes every change durable itself, and may be unavailable for a while."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RemoteStore(Store):
         refiner: None, as an index in a database is not refined.
 
     Raises:
-        InputError: the URL is wrong, there is no index, or the database refuses the connection.
+        InputError: the URL is wrong, the index does not exist, or the database refuses the connection.
         EngineUnavailableError: the database does not answer when the store is opened.
     """
 
@@ -143,7 +143,7 @@ class _ServedIndex(RemoteIndex):
         table = Table._from_valid(frame_of([row]))
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
-    def look(self) -> str | None:
+    def check_facts(self) -> str | None:
         """Read the facts of the index once; returns the problem, or None."""
         known = self._settings
         try:
@@ -159,7 +159,7 @@ class _ServedIndex(RemoteIndex):
 
 
 class _Watcher:
-    """Threads that look whether a database answers, and count the items of an index.
+    """Threads that check whether a database answers, and count the items of an index.
 
     Attributes:
         num_items: as they were counted last.
@@ -168,7 +168,7 @@ class _Watcher:
     def __init__(self, index: _ServedIndex) -> None:
         self._index, self.num_items = index, index.count(at_most=EXACT_COUNT)
         self._problem: str | None = None
-        self._asked: float | None = None  # when the look began that is not answered yet
+        self._asked: float | None = None  # when the check in progress began
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._count)]
         for thread in self._threads:
@@ -192,7 +192,7 @@ class _Watcher:
         while not self._stop.wait(WATCH_SECONDS if self._problem is None else LOST_SECONDS):
             self._asked = time.monotonic()
             try:
-                problem = self._index.look()
+                problem = self._index.check_facts()
             except (TransientFault, InputError) as error:
                 problem = one_line(error, 200)
             if (problem is None) != (self._problem is None):

@@ -326,4 +326,4 @@ def _columns_of(body: ItemBody) -> dict[str, Any]:
 
 
 def _no_item(number: int) -> Problem:
-    return Problem(404, f"there is no item {number}; it was never given or is deleted")
+    return Problem(404, f"no item {number}; it was never added or is deleted")

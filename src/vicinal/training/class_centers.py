@@ -178,7 +178,7 @@ def read_centers(path: Path) -> SavedCenters:
         ) from None
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise_if_of_system(error, path)
-        raise InputError(f"{path} does not hold class centers, or is damaged") from None
+        raise InputError(f"{path} holds no class centers, or is damaged") from None
 
 
 def _by_class(part: CenterBasedLoss) -> dict[str, Tensor]:

@@ -271,7 +271,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
         expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
     if file_digest(cache / FEATURES) != digest:
-        raise InputError(f"{cache / FEATURES}: other numbers than were written; delete {cache}")
+        raise InputError(f"{cache / FEATURES}: damaged, its digest differs; delete {cache}")
     if skipped and on_error == "raise":
         raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
     if skipped:

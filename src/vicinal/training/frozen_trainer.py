@@ -151,4 +151,4 @@ def _check_frozen_model(model: Mapping[str, Any]) -> None:
     if model["learned_p"]:
         raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
     if model["dim"] is None and model["norm"] != "layer_affine":
-        raise InputError("model.dim = null must be a number with features = frozen: there is no head to train")
+        raise InputError("model.dim = null must be a number with features = frozen: else no head is trained")

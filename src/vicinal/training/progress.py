@@ -1,4 +1,4 @@
-"""The progress of a run: how far it is, where it ends, and its logs in files, TensorBoard and the terminal."""
+"""The progress of a run: its position, its length, and its logs in files, TensorBoard and the terminal."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ class ProgressDisplay:
         epochs, max_steps = self.length.epochs, self.length.max_steps
         if progress.step == 0 and max_steps is not None and num_steps < max_steps:
             end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
-            log(f"{end}; epochs: null sets no such limit")
+            log(f"{end}; epochs: null removes this limit")
 
     def _tell_time(self, steps: int) -> None:
         """Say how long so many more steps take, before the first epoch is over."""

@@ -1,4 +1,4 @@
-"""How well a refiner does on classes that it is not trained on, at several numbers of images per class."""
+"""Scores of a refiner on classes that it is not trained on, at several numbers of images per class."""
 
 from __future__ import annotations
 

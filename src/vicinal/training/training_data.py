@@ -40,7 +40,7 @@ def load_training_table(settings: TrainingSettings) -> Table:
     """The table that a recipe describes, with the splits and the noise of the recipe.
 
     Raises:
-        InputError: there is no source, it cannot be read or split, or it has too few images to train or validate with.
+        InputError: the source is missing, cannot be read or split, or has too few images to train or validate with.
     """
     table = load_dataset(settings.data, settings.seed)
     check_trainable(table.subset("train"))

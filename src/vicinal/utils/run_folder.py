@@ -112,7 +112,7 @@ class RunFolder:
         return f"vicinal {verb} --out {shlex.quote(str(self.path))} --resume"
 
     def check_run(self) -> None:
-        """Raise InputError when there is no run to continue."""
+        """Raise InputError unless the folder holds a run."""
         if not self.recipe.is_file():
             raise InputError(f"{self.path} holds no run to resume: {self.recipe.name} is missing")
 

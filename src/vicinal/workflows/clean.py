@@ -72,7 +72,7 @@ def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
     if agreement < MIN_AGREEMENT:
         log(
             f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels are "
-            "wrong, or the model does not tell the classes apart and most label errors are none; --model takes another"
+            "wrong, or the model does not separate the classes and most findings are false; --model takes another"
         )
 
 

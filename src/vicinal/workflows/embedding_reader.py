@@ -133,7 +133,7 @@ class EmbeddingReader(ModelOptions):
         return BatchEmbedder(model, self, num_images)
 
     def check_model(self, source: str) -> None:
-        """Load the model that will embed a source, if there is one, and let it go.
+        """Load the model that will embed a source, if there is one, and release it.
 
         Raises:
             InputError: it cannot be loaded, or what its run says of the training cannot be read, if that is asked for.

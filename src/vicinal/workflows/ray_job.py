@@ -55,7 +55,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
         The module `ray`.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster at the address.
+        InputError: Ray is not installed, or no cluster is at the address.
     """
     check_address(address)
     if address == LOCAL:
@@ -147,7 +147,7 @@ def embed_on_ray(
         The manifest of the complete shard.
 
     Raises:
-        InputError: There is no cluster, its machines differ, or as of :func:`embed_shard`.
+        InputError: The cluster does not exist, its machines differ, or as of :func:`embed_shard`.
         OSError: A file cannot be written, or the job fails on the cluster.
     """
     if reader.device is not None and reader.device.startswith("cuda:"):

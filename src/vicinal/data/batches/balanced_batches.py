@@ -1,6 +1,6 @@
-"""How class-balanced batches are drawn: how often each class comes, in which batches, and with which images.
+"""Drawing class-balanced batches: the number of groups of each class, their batches and their images.
 
-Three ways to draw the classes have the same arguments and result, :data:`DRAWS` by name.
+Three functions draw the classes, with the same arguments and result: :data:`DRAWS` by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches of the pixels of images, and of their embeddings, in which an unreadable image costs nothing but itself."""
+"""Batches of the pixels of images, and of their embeddings, in which an unreadable image does not affect the others."""
 
 from __future__ import annotations
 

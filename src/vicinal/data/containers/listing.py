@@ -1,4 +1,4 @@
-"""Lists of the images of a container, without their bytes: those of some become files where they are needed."""
+"""Lists of the images of a container, without their bytes: images become files only if they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about the cleaning of a dataset, on which each finding is decided upon."""
+"""The page about the findings in a dataset, on which the user decides about each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well and how fast an index finds, compared with exact search."""
+"""Recall and latency of an index, compared with exact search."""
 
 from __future__ import annotations
 

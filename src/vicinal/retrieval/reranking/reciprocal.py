@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: images are similar that have the same reciprocal neighbors."""
+"""k-reciprocal re-ranking: images with the same reciprocal neighbors are similar."""
 
 from __future__ import annotations
 

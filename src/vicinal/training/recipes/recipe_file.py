@@ -76,7 +76,7 @@ class RecipeFile:
             if len(read) >= MAX_FILES:
                 raise InputError(f"{place}: the recipe extends more than {MAX_FILES} files")
             if not base.is_file():
-                raise InputError(f"{place}: extends {name}, but there is no file {base}")
+                raise InputError(f"{place}: extends {name}, but {base} does not exist")
             result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
         return result._overridden_by(file)
 

@@ -239,7 +239,7 @@ class MilvusEngine(RemoteEngine):
         for record in records:
             for name, value in record.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise InputError(f"column {name!r} holds {value}, which JSON in Milvus cannot keep; leave it empty")
+                    raise InputError(f"column {name!r} holds {value}, which Milvus cannot store; leave it empty")
 
     # connection
 

@@ -65,7 +65,7 @@ class PostgresWriter(SQLWriter):
     def check_text(self, text: str) -> None:
         super().check_text(text)
         if "\0" in text:
-            self.fail("it holds a text with a NUL character, which no text of PostgreSQL has")
+            self.fail("it holds a text with a NUL character, which PostgreSQL cannot store")
 
 
 def _quoted(name: str) -> str:

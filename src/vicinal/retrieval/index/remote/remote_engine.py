@@ -1,4 +1,4 @@
-"""The interface of a database that holds an index, and calls that outlast faults of the connection."""
+"""The interface of a database that holds an index, and calls that are retried after faults of the connection."""
 
 from __future__ import annotations
 

@@ -226,14 +226,14 @@ class RemoteIndex(ImageIndex):
             timeout: seconds during which calls are repeated after faults of the connection.
 
         Raises:
-            InputError: the URL is wrong, there is no index, or the database refuses the connection.
+            InputError: the URL is wrong, the index does not exist, or the database refuses the connection.
             EngineUnavailableError: the database does not answer.
         """
         with ExitStack() as stack:
             engine = connect(EngineURL.parse(url), timeout)
             stack.callback(engine.close)
             if (facts := engine.call(engine.read_facts, engine.url.table)) is None:
-                raise InputError(f"{engine.url}: there is no index; build one with `vicinal index build`")
+                raise InputError(f"{engine.url}: no such index; build one with `vicinal index build`")
             index = cls(engine, facts)
             stack.pop_all()
             return index
