@@ -42,7 +42,7 @@ def test_columns_of_which_a_table_knows_more_than_a_database() -> None:
         ("price <", "cannot be parsed"),
         ("`unit cost` < 3", "no column 'unit cost'"),
         ("1 < 2", "but neither is a column"),
-        ("price == None", "is asked for by `column is None`"),
+        ("price == None", "is found by `column is None`"),
         ("price is 3", "use =="),
         ("price in []", "one value or more"),
         ("3 in price", "`in` takes a column"),

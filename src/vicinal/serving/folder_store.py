@@ -26,7 +26,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
-FOLLOW_SECONDS = 0.2  # between looks for the changes of other processes
+FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
 RETRY_SECONDS = 10.0  # after vector files could not be written
 
 

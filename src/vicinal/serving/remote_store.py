@@ -28,8 +28,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 NUM_THREADS = 8  # that write
-WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between looks at a database that answers, and at one that does not
-SLOW_SECONDS = 10.0  # after which one that has not answered a look counts as away
+WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between checks of a database that answers, and of one that does not
+SLOW_SECONDS = 10.0  # after which a database without an answer counts as unavailable
 COUNT_FRACTION = 0.05  # of the time, at most, that counting the items takes
 FIXED_FACTS = ("dim", "kind", "model_fingerprint")
 EXACT_COUNT = 100_000  # items that are counted before the service starts; more are counted meanwhile
@@ -120,7 +120,7 @@ def _id_of(key: str) -> int:
 
 
 class _ServedIndex(RemoteIndex):
-    """An index whose calls fail at once while its database is known to be away, and whose conditions see no paths."""
+    """An index whose calls fail at once while its database is unavailable, and whose conditions cannot use paths."""
 
     watcher: _Watcher | None = None
 

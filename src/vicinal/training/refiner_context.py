@@ -93,7 +93,7 @@ def matching_noise(
 
 
 def draw_pairs(labels: Integers, num_classes: int, rng: np.random.Generator) -> Integers:
-    """Draw two images of each of so many classes, again and again: rows, int64 [32, 2 * num_classes].
+    """Sample 32 batches with two images from each of `num_classes` classes: rows, int64 [32, 2 * num_classes].
 
     The two images of a class are beside each other.
     """

@@ -38,7 +38,7 @@ def find_problems_of_source(
             ViT-S/14, without training.
         source: a run folder, a file of embeddings, the folder of an index, or images.
         settings: the thresholds of findings.
-        split: look at the rows of this split only.
+        split: check the rows of this split only.
 
     Raises:
         InputError: the source or the model cannot be read, or fewer than two images can be.

@@ -127,7 +127,7 @@ def embed_on_ray(
     Tasks read the images, one batch each, and actors hold the model: one per GPU, or without GPUs as many as the CPUs
     have room for with the threads of PyTorch in this process. This process writes the parts. It can be interrupted or
     killed, and goes on at the last part if it is started again, with or without Ray. A worker that dies is replaced
-    and its batch repeated; an image whose reading kills the worker again and again is left out like one that is
+    and its batch repeated; an image whose reading kills the worker repeatedly is left out like one that is
     unreadable.
 
     All machines must have Vicinal installed, and see the images and the model at the same place.
@@ -329,7 +329,7 @@ def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
 
 
 def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) -> dict[int, str]:
-    """The errors of images whose reading ended the process again and again; the others are read one by one."""
+    """The errors of images whose reading ended the process repeatedly; the others are read one by one."""
     import ray
 
     deadly = {}
@@ -391,7 +391,7 @@ class EmbedBlock:
         return EmbeddedBatch(first_row, vectors, errors, engine_name(self._embed.engine))
 
     def _cannot_finish(self, first_row: int) -> bool:
-        """Whether the process died of this batch again and again. Only one that was restarted waits to know."""
+        """Whether the process died of this batch repeatedly. Only one that was restarted waits to know."""
         import ray
 
         attempt = self._attempts.begin.remote(("embedding", first_row))

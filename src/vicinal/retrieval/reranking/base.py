@@ -106,7 +106,7 @@ class Reranking(ABC):
     @property
     @abstractmethod
     def num_neighbors(self) -> int:
-        """Number of neighbors of each query that the method looks at."""
+        """Number of neighbors of each query that the method uses."""
 
     @property
     def stage(self) -> str:

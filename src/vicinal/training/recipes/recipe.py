@@ -56,8 +56,8 @@ MACHINE = (
 )
 """The settings of machine and log, which may be given anew where a run is resumed: the run goes on as it was trained.
 
-With other devices, numbers are rounded otherwise, and random augmentation is drawn for other processes. With another
-cache pixels differ a little, and crops and random numbers do not.
+Other devices change rounding, and which process draws which augmentation. Another cache changes pixels a little, but no
+crops or random numbers.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
