@@ -241,7 +241,7 @@ def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers
     """Compute the largest correlation of two images, whole with whole or whole with a part of the other.
 
     It is the normalized cross-correlation of gray values, which neither brightness nor contrast changes. One image,
-    reduced, is moved over the other: it is near 1 for images that were encoded anew, resized, or cropped by up to a
+    reduced, is moved over the other: it is near 1 for images that were re-encoded, resized, or cropped by up to a
     fifth of each side. Pairs whose whole thumbnails are correlated by less than 0.2 are not compared in parts.
 
     Args:

@@ -60,7 +60,7 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
         table: Images, with paths.
         pattern: A regular expression; images with the same text at the place of its first pair of parentheses, or of
             all of it if it has none, are one group. Images in whose path it is not found have no group.
-        minutes: Images that were taken at most so long after another one, as their EXIF data say, are in its group.
+        minutes: Images that were taken at most this long after another one, by their EXIF data, are in its group.
             Images without a time have no group.
     """
     if pattern is not None and minutes is not None:

@@ -306,7 +306,7 @@ class Embedder(SavedModel):
             progress: Show a progress bar.
             on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, embed an
                 `ImageDataset`, which then leaves out the others.
-            dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
+            dim: Return only this number of first dimensions, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
 
         Returns:

@@ -121,7 +121,7 @@ def create_backbone(
 
 
 def _published_file(name: str) -> Path | str | None:
-    """The installed file of a backbone's published weights, or its address; None: timm has them, or nobody."""
+    """The installed file of a backbone's published weights, or its address; None if timm has them or none exist."""
     if name not in INITIALIZATIONS:
         return None
     return packaged_weights(name) or INITIALIZATIONS[name].url

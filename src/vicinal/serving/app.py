@@ -269,7 +269,7 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
 
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that nobody else listens at."""
+    """A socket that no other process listens at."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:

@@ -182,7 +182,7 @@ def _ignore_interrupts() -> None:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Let this process allocate so many bytes more than it has, where the system can tell and limit that."""
+    """Limit the bytes that this process may still allocate, where the system supports that."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:  # not on Linux

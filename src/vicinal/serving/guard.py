@@ -115,7 +115,7 @@ class Load:
 
 
 class Guard:
-    """Ends requests that are too many, too large or too slow, and those whose client has hung up.
+    """Ends requests that are too many, too large or too slow, and those whose client has disconnected.
 
     Args:
         app: the application.
@@ -204,7 +204,7 @@ class _Request:
         await self._send(message)
 
     async def _client_is_gone(self) -> None:
-        """Wait until the client has hung up, after its whole body came."""
+        """Wait until the client has disconnected, after its whole body came."""
         if self.scope["method"] in WITH_BODY:
             await self._has_come.wait()
         while (await self._receive())["type"] != "http.disconnect":

@@ -43,7 +43,7 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "
 
 
 async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
-    """Write a file of a new name; if nobody waits for it any more, it is removed once it is written.
+    """Write a file of a new name; if it is not awaited any more, it is removed once it is written.
 
     Args:
         folder: of the images.

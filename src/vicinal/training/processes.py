@@ -107,7 +107,7 @@ def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
         hint: how to resume, for the message when a process was killed.
 
     Raises:
-        InputError: this machine is too small for so many.
+        InputError: this machine is too small for this number.
         SystemExit: a process failed, with its exit status; its error has been printed.
     """
     import torch

@@ -217,7 +217,7 @@ class TrainingContext:
 
 
 def draw_bank(labels: Integers, sizes: Sequence[int], generator: torch.Generator) -> Integers:
-    """Draw one of the sizes for each class, and so many of its images, or all if it has fewer.
+    """Draw one of the sizes for each class, and that number of its images, or all if it has fewer.
 
     Args:
         labels: int64 [n], classes from 0 on.

@@ -68,7 +68,7 @@ def calibrate_source(
         embedded: the embeddings, with labels, of classes that the model was not trained on.
         settings: the rate, and the kind of score.
         gallery: further images that they are compared with, with labels; their classes may be any.
-        ood: out-of-distribution images, of other kinds of things, of which no more than the rate are accepted either.
+        ood: out-of-distribution images, of other kinds of things, of which at most the rate is accepted too.
 
     Raises:
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.

@@ -88,7 +88,7 @@ class ImageDataset:
         return len(self.table)
 
     def subset(self, rows: Integers) -> Self:
-        """Some of the images, of which none is read anew."""
+        """Some of the images, none of which is read again."""
         part = copy.copy(self)
         part.table, part.skipped = self.table.take(rows), []
         part._paths, part._boxes = part.table.paths, row_boxes(part.table.frame)

@@ -124,7 +124,7 @@ class TrainBatches(Dataset[Batch]):
         ]
 
     def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[Tensor | list[Tensor], Tensor | None]:
-        """The next images, so many, as one tensor, pinned if the parts are; the memory of each is free once copied."""
+        """The next `number` images as one tensor, pinned if the parts are; the memory of each is free once copied."""
         first = next(loaded)
         if len(first.pixels) == number:
             return first

@@ -213,7 +213,7 @@ class Database:
     # settings
 
     def create(self) -> None:
-        """Make the tables anew, within a transaction."""
+        """Drop and create the tables, within a transaction."""
         with self.reading() as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")

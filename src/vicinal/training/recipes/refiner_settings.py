@@ -35,7 +35,7 @@ class ContextAugmentation:
             class come near those of others; "isotropic" the same variance in all directions, which lowers all
             similarities alike.
         class_sizes: numbers of images per class among which neighbors are searched: in each epoch one of them is drawn
-            for each class, and so many of its images. null: all images.
+            for each class, and that number of its images. null: all images.
     """
 
     neighbor_dropout: float = 0.0

@@ -46,7 +46,7 @@ class PostgresWriter(SQLWriter):
         super().__init__(kinds, text, _quoted)
 
     def side(self, column: str, sign: str, as_number: bool, is_integer: bool) -> str:
-        """A column as it is compared; PostgreSQL converts nothing by itself, and sorts texts by a language."""
+        """A column as it is compared; PostgreSQL converts nothing implicitly, and sorts texts by a language."""
         name, kind = self.column_of(column), self.kinds[column].kind
         if kind == "boolean":
             return f"{name}::int" if as_number else name

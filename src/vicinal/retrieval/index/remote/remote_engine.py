@@ -238,7 +238,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self) -> Any:
-        """A connection that nobody else uses."""
+        """A connection that no other thread uses."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
