@@ -21,7 +21,7 @@ TIMES = ((ExifTags.Base.DateTimeOriginal, ExifTags.Base.SubsecTimeOriginal),
 def capture_time(path: str) -> float | None:
     """When a photo was taken, in seconds on the clock of its camera; None if its file does not say so.
 
-    Times of editing, and those of the file itself, are not looked at: copies have others.
+    Times of editing, and those of the file itself, are ignored, since copies have others.
 
     Example:
         >>> import tempfile

@@ -53,7 +53,7 @@ class ResultsTable:
     - `label_level`: `label`, or the column of the coarse labels that define the positives; for ROxford and RParis the
       difficulty.
     - `metric`, `value`: the name, and the mean over the queries, from 0 to 1.
-    - `std`, `num_repeats`: the sample standard deviation over `num_repeats` runs or random galleries; `value` is their mean.
+    - `std`, `num_repeats`: the sample standard deviation over this many runs or galleries; `value` is their mean.
     - `low`, `high`: the confidence interval of the value.
     - `difference`, `difference_low`, `difference_high`, `p_value`: the difference to the baseline, its confidence
       interval, and the p-value of the hypothesis that there is none.

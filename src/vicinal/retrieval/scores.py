@@ -40,7 +40,7 @@ class UnitVectors:
 
     Args:
         array: float [n, dim], a numpy array (also a memory map) or a tensor, of any float precision.
-        name: what error messages call one row, such as ``"query"``.
+        name: the name of one row in error messages, such as ``"query"``.
         rows: int64 [m], the rows of `array` to use; None uses all.
         device: where products are computed; None computes them where `array` lies.
 

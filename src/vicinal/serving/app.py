@@ -239,10 +239,10 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
     """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end, and the index is saved.
 
     Args:
-        service: what answers; it is opened here.
+        service: the service; it is opened here.
         host: the address to listen at.
         port: the port; 0 takes a free one.
-        access: who may ask.
+        access: the rules of access.
         is_logged: whether a line about each request is written to stderr.
 
     Raises:
@@ -289,8 +289,8 @@ def create_app(service: Service, access: Access | None = None, is_logged: bool =
     """Create the ASGI application of a service.
 
     Args:
-        service: what answers.
-        access: who may ask; None: everyone, for tests and for applications that see to it themselves.
+        service: the service.
+        access: the rules of access; None: everyone, for tests and for applications with rules of their own.
         is_logged: whether a line about each request is written to stderr.
     """
     access = access or Access()

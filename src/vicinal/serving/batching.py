@@ -17,13 +17,13 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items, and works on all waiting items as one batch.
+    """Collects items, and processes all waiting items as one batch.
 
-    While a batch is worked on, the next ones gather. When nothing is worked on, the first item waits for others at most
+    While a batch is processed, the next ones gather. When none is processed, the first item waits for others at most
     `max_wait` seconds. Items whose client does not wait any more are left out.
 
     Args:
-        run: works on a batch, and returns a result or an exception for each item.
+        run: processes a batch, and returns a result or an exception for each item.
         max_batch: items per batch.
         max_wait: seconds.
         max_queue: items that wait.

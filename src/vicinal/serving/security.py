@@ -188,7 +188,7 @@ class Security:
 
     Args:
         app: the application.
-        access: who may ask.
+        access: the rules of access.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:

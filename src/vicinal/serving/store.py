@@ -84,7 +84,7 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
-    What the index is as a whole, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
     or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
     answer.
 

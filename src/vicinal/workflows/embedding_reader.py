@@ -136,7 +136,7 @@ class EmbeddingReader(ModelOptions):
         """Load the model that will embed a source, if there is one, and release it.
 
         Raises:
-            InputError: it cannot be loaded, or what its run says of the training cannot be read, if that is asked for.
+            InputError: it cannot be loaded, or the training costs of its run cannot be read, if they are asked for.
         """
         if not Source(source).has_images:
             return
@@ -275,7 +275,7 @@ def embed_several(
     """Yield the name and the embeddings of several sources in order.
 
     All models are loaded once before the first image is read, so that one that cannot be loaded is reported at once.
-    Each is let go before the next is loaded.
+    Each is released before the next is loaded.
 
     Args:
         reader: how sources are read.

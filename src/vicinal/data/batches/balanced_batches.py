@@ -143,7 +143,7 @@ def _whole_groups(rows: Integers, samples_per_class: int) -> Integers:
 def draw_quotas(sizes: Integers, limits: Integers, total: int, rng: np.random.Generator) -> Integers:
     """Divide `total` among items in proportion to their sizes, but give none more than its limit.
 
-    What exceeds a limit is divided among the others.
+    The excess over a limit is divided among the others.
 
     Args:
         sizes: The size of each item, positive.

@@ -31,7 +31,7 @@ class EmbeddedBatch:
         first_row: The first of these rows.
         vectors: float32 `[b, dim]`, of the readable images.
         errors: The errors of the others by their rows.
-        engine: What computed them, see :mod:`vicinal.export.exported_embedder`.
+        engine: The engine that computed them, see :mod:`vicinal.export.exported_embedder`.
     """
 
     first_row: int

@@ -68,7 +68,7 @@ def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) 
     Args:
         path: The file.
         num_fields: The number of fields in each line, with the id.
-        ids: Which must be there.
+        ids: The ids that must occur.
     """
     rows = read_list(path, (num_fields,))
     check_distinct(path, rows)

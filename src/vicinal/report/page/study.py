@@ -86,7 +86,7 @@ def write_study_page(
 ) -> None:
     """Write a page about a search for settings.
 
-    It has the best trial with its recipe, the metrics on the test split if it was looked at, parallel coordinates, the
+    It has the best trial with its recipe, the metrics on the test split if it was evaluated, parallel coordinates, the
     importance of each setting, the best score over the trials, and a table of all trials. It loads nothing.
 
     Args:

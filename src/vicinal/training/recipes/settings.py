@@ -182,7 +182,7 @@ class TrainingSettings(BaseSettings):
         feature_dtype: type of the kept numbers, float32 or float16.
         devices: number of devices of a node, with one training process each; null: as many as torchrun or SLURM started
             processes on each node, or else 1.
-        num_nodes: number of nodes, each with `devices` devices, on which torchrun or SLURM started the command; null: as
+        num_nodes: number of nodes, each with these devices, on which torchrun or SLURM started the command; null: as
             many as they are.
         strategy: how several processes hold weights, gradients and state of the optimizer: "ddp", each has all of them;
             "fsdp", each has a part, for models that do not fit on one device, with more messages in each step.
