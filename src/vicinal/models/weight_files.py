@@ -185,7 +185,7 @@ def _without_prefix(state: dict[str, Any], backbone: nn.Module) -> dict[str, Any
 
 def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:
     # Weights of a model whose last norm is after pooling (fc_norm) have none before it, unlike a backbone without
-    # pooling; timm initializes that norm anew, for downloaded weights too.
+    # pooling; timm initializes that norm, for downloaded weights too.
     if any(key.startswith("fc_norm.") for key in unexpected):
         missing = [key for key in missing if not key.startswith("norm.")]
     unexpected = [key for key in unexpected if key.split(".")[0] not in CLASSIFIER_LAYERS]

@@ -40,7 +40,7 @@ class RemoteStore(Store):
 
     A change is answered when the database has committed it. An item that is added has an id that follows from the key
     of the request, so that it is added once, whichever process is asked again; without a key it is a random number.
-    A thread looks every other second whether the database answers: while it does not, requests are refused at once.
+    A thread checks every other second whether the database answers: while it does not, requests are refused at once.
 
     Args:
         url: of the index; the next arguments are those of :class:`Store`.

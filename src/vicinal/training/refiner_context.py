@@ -156,7 +156,7 @@ class TrainingContext:
         self.epoch = -1
 
     def start_epoch(self, epoch: int) -> None:
-        """Draw the noise of each image and the bank of an epoch, and search the neighbors anew."""
+        """Draw the noise of each image and the bank of an epoch, and search the neighbors again."""
         if epoch == self.epoch:
             return
         self.epoch, augmentation = epoch, self.augmentation

@@ -189,7 +189,7 @@ def _is_same(path: str, facts: Sequence[Any]) -> bool:
             return False
         return bool(status.st_mtime_ns == time) or file_digest(path) == digest
     except OSError:
-        return True  # there is nothing to embed anew
+        return True  # there is nothing to embed
 
 
 def sync_index(

@@ -97,7 +97,7 @@ class SharedState:
     Attributes:
         committed: the state that all threads see.
         follows: whether :meth:`current` sees the changes of other processes; False: after :meth:`refresh` or a change.
-        folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
+        folds: whether new vector files are written when many vectors are in the database alone; see :meth:`fold`.
     """
 
     def __init__(self, database: Database, state: IndexState | None = None) -> None:

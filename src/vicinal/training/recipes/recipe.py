@@ -54,7 +54,7 @@ MACHINE = (
     "log_every",
     "checkpoint_minutes",
 )
-"""The settings of machine and log, which may be given anew where a run is resumed: the run goes on as it was trained.
+"""The settings of machine and log, which may be changed where a run is resumed: the run goes on as it was trained.
 
 Other devices change rounding, and which process draws which augmentation. Another cache changes pixels a little, but no
 crops or random numbers.

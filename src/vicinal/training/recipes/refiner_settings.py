@@ -28,7 +28,7 @@ class ContextAugmentation:
         noise: expected norm of the Gaussian noise that is added to embeddings and neighbors, which have norm 1, before
             they are normalized again; 0 for none. null: so much that training images are found as often among each
             other as those of the split val are without noise, which is logged.
-        noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
+        noise_per: "image" draws the noise of each image again in each epoch, and searches the neighbors among the noisy
             embeddings, so that more are of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
         noise_covariance: "embeddings" gives the noise the covariance of the training embeddings, so that images of one
