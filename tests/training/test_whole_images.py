@@ -81,7 +81,7 @@ def test_a_list_needs_micro_batches_of_one() -> None:
     for size in (None, 2):
         with pytest.raises(InputError, match=f"micro_batch_size = {size} must be 1; images in a list are embedded"):
             embed_in_micro_batches(embedder(), pixels(), size)
-    with pytest.raises(InputError, match="there are no images"):
+    with pytest.raises(InputError, match="no images"):
         embed_in_micro_batches(embedder(), [], 1)
     assert embed_in_micro_batches(embedder(), pixels()[:1], 1).shape == (1, 8)
 

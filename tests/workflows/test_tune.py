@@ -1,4 +1,4 @@
-"""A search: its trials, the best ones, the replay and the one look at the test split; with runs that are made up."""
+"""A search: its trials, the best ones, the replay, evaluated once on the test split; with runs that are made up."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def load_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
         raise InputError(f"no checkpoint at {path}") from None
     except Exception as error:  # torch raises many kinds of errors for damaged files
         raise_if_of_system(error, path)
-        raise InputError(f"{path} is not a checkpoint of Vicinal, or damaged") from None
+        raise InputError(f"{path} is not a checkpoint of Vicinal, or is damaged") from None
     if not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of Vicinal")
     missing = [key for key in keys if key not in state]

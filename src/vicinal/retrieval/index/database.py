@@ -116,7 +116,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for a block; within a transaction of this thread it sees what that has changed."""
+        """A connection for a block; within a transaction of this thread it sees its changes."""
         own = getattr(self._local, "connection", None)
         with self._errors():
             if own is not None:
@@ -213,7 +213,7 @@ class Database:
     # settings
 
     def create(self) -> None:
-        """Make the tables anew, within a transaction."""
+        """Drop and create the tables, within a transaction."""
         with self.reading() as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -228,11 +228,11 @@ class Database:
         return other
 
     def write_to(self, folder: Path, timeout: float) -> None:
-        """Copy a database in memory to a folder, in place of what is there, in one step.
+        """Copy a database in memory to a folder, in place of the old one, in one step.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
-            OSError: it cannot be written; what is there stays.
+            OSError: it cannot be written; the old one stays.
         """
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 
