@@ -229,13 +229,8 @@ class Database:
             connection.backup(other._shared_connection)
         return other
 
-<<<<<<< HEAD
-    def write_to(self, folder: Path, timeout: float) -> None:
-        """Copy a database in memory to a folder, in place of the old one, in one step.
-=======
     def write_to(self, folder: Path, timeout: float, is_complete: Callable[[], bool] = lambda: True) -> bool:
-        """Copy a database in memory to a folder, in place of what is there, in one step.
->>>>>>> side-rest45
+        """Copy a database in memory to a folder, in place of the old one, in one step.
 
         Args:
             folder: of the index.
@@ -243,7 +238,7 @@ class Database:
             is_complete: whether all that the database names is there, asked when nobody else can write any more.
 
         Returns:
-            Whether it was complete; otherwise what was there stays.
+            Whether it was complete; otherwise the old one stays.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
