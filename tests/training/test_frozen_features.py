@@ -323,7 +323,7 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     np.save(cache / FEATURES, np.zeros((3, 96), np.float32))
     assert "features.npy: float32 [3, 96]; it must be float32 [48, 96]; delete" in read()
     (cache / FEATURES).write_bytes(data[:-9] + bytes([data[-9] ^ 64]) + data[-8:])
-    assert "features.npy: other numbers than were written; delete" in read()
+    assert "features.npy: damaged, its digest differs; delete" in read()
     info = (cache / INFO).read_text()
     for rows in ("[48]", "[1e999]", f"[{10**400}]", '["0"]', "[" * 100_000):
         (cache / INFO).write_text(info.replace('"skipped": []', f'"skipped": {rows}'))

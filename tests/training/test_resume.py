@@ -296,7 +296,7 @@ def test_a_failed_start_leaves_no_folder(small: list[str], tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kept", [20, -1])
+@pytest.mark.parametrize("kept", [pytest.param(20, marks=pytest.mark.slow), -1])
 def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path, kept: int) -> None:
     settings = [*small, "--epochs=3"]
     straight = train(Recipe.load(overrides=settings), tmp_path / "straight")

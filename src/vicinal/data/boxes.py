@@ -53,7 +53,7 @@ def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
 
     Args:
         image: The upright image, or a JPEG that is not decoded yet.
-        box: Its box; what is beyond the image is left out. None: the whole image.
+        box: Its box, clipped to the image. None: the whole image.
         path: The file, for messages.
 
     Example:

@@ -1,4 +1,4 @@
-"""Embedding images by an exported model in the place of an embedder, and the choice of the engine that embeds them."""
+"""Embedding images by an exported model, and the choice of the engine that embeds them."""
 
 from __future__ import annotations
 

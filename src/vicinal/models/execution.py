@@ -1,4 +1,4 @@
-"""How a network is run: its device, its precision, and training or evaluation mode."""
+"""The execution of networks: device, precision, and training or evaluation mode."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
-FOLLOW_SECONDS = 0.2  # between looks for the changes of other processes
+FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
 RETRY_SECONDS = 10.0  # after vector files could not be written
 
 
@@ -54,7 +54,7 @@ class FolderStore(Store):
         index: the index, if it was loaded from the folder already.
 
     Raises:
-        InputError: there is no index.
+        InputError: the index does not exist.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class FolderStore(Store):
         return image_file(path, self.folder)
 
     def _follow(self) -> None:
-        """See what other processes change, and write vector files when it is time."""
+        """See the changes of other processes, and write vector files when it is time."""
         retry, last_fold = 0.0, time.monotonic()
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
@@ -149,7 +149,7 @@ class FolderStore(Store):
         try:
             self._requests.put_nowait(request)
         except queue.Full:
-            raise too_busy("too many changes wait to be written") from None
+            raise too_busy("too many changes are waiting to be written") from None
         return request.answer
 
     def _write(self) -> None:

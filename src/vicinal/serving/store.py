@@ -43,7 +43,7 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "
 
 
 async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
-    """Write a file of a new name; if nobody waits for it any more, it is removed once it is written.
+    """Write a file of a new name; if it is not awaited any more, it is removed once it is written.
 
     Args:
         folder: of the images.
@@ -86,7 +86,7 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
-    What the index is as a whole, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
     or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
     answer.
 

@@ -37,9 +37,9 @@ def load_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
         raise InputError(f"no checkpoint at {path}") from None
     except Exception as error:  # torch raises many kinds of errors for damaged files
         raise_if_of_system(error, path)
-        raise InputError(f"{path} is not a checkpoint of Vicinal, or damaged") from None
+        raise InputError(f"{path} is not a checkpoint of Vicinal, or is damaged") from None
     if is_damaged:
-        raise InputError(f"{path} is damaged: its content is not what was written; delete its run and train again")
+        raise InputError(f"{path} is damaged: its content has changed; delete its run and train again")
     if not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of Vicinal")
     missing = [key for key in keys if key not in state]

@@ -78,7 +78,7 @@ class CachedFeatures:
     Args:
         vectors: [n, d], a memory map of a file.
         rows: the row of each image, by its path and box; images that cannot be read have none.
-        key: what the features depend on.
+        key: everything that the features depend on.
     """
 
     vectors: Values
@@ -300,7 +300,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
         expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
     if file_digest(cache / FEATURES) != digest:
-        raise InputError(f"{cache / FEATURES}: other numbers than were written; delete {cache}")
+        raise InputError(f"{cache / FEATURES}: damaged, its digest differs; delete {cache}")
     if skipped and on_error == "raise":
         raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
     if skipped:
@@ -313,7 +313,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
 
 @contextmanager
 def _write_errors(cache: Path) -> Iterator[None]:
-    """Turn errors of writing into an InputError; what was written is kept."""
+    """Turn errors of writing into an InputError; features written before stay."""
     try:
         yield
     except OSError as error:

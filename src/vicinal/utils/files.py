@@ -1,4 +1,4 @@
-"""Files of users: what may be read, and atomic writes.
+"""Files of users: checks before reading, and atomic writes.
 
 Other processes see a file or folder as it was or as it is when complete, never in between.
 """
@@ -226,7 +226,7 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
     Args:
         path: the lock file, in a folder that exists.
         timeout: seconds to wait while another process or thread holds the lock.
-        purpose: what the holder does, for messages, such as "write the index gallery".
+        purpose: the action of the holder, for messages, such as "write the index gallery".
 
     Raises:
         InputError: it is still held after `timeout` seconds, or `timeout` is negative.

@@ -48,7 +48,7 @@ def load_model(
         weights: a file of weights for an untrained backbone; None: the published ones.
 
     Raises:
-        InputError: there is no such model, it is damaged, or `pooling` or `weights` are given for one that has its own.
+        InputError: the model is missing or damaged, or `pooling` or `weights` are given for one that has its own.
     """
     backbone = backbone_name(path)
     if backbone is not None:
@@ -104,7 +104,7 @@ def load_refiner(path: str) -> ContextRefiner:
     """Load a context refiner's model folder, that of the run folder it was trained in, or one of the Hugging Face Hub.
 
     Raises:
-        InputError: there is no such refiner, it is damaged, or it is another kind of model.
+        InputError: the refiner does not exist, is damaged, or is another kind of model.
     """
     run = RunFolder(Path(path))
     if run.recipe.is_file() and not run.model.is_dir():

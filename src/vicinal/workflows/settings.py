@@ -48,7 +48,7 @@ class EmbeddingOptions:
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
             None embeds the model's own square crop.
         whitening: a file of PCA whitening that is applied to all embeddings.
-        dim: use only the first dimensions of the embeddings, so many, normalized: shorter vectors of a model that was
+        dim: use only this number of first dimensions of the embeddings, normalized: shorter vectors of a model that was
             trained with Matryoshka, or the first components after whitening.
     """
 

@@ -75,6 +75,7 @@ def build(name: str, many: np.ndarray) -> Index:
     return Index.build(many[:2000], table(2000), kind, rescore=0 if is_approximate else None)
 
 
+@pytest.mark.slow
 def test_other_libraries_may_patch_faiss() -> None:
     script = (
         "import faiss.contrib.torch_utils, numpy as np, pandas as pd\n"

@@ -88,7 +88,7 @@ class ImageDataset:
         return len(self.table)
 
     def subset(self, rows: Integers) -> Self:
-        """Some of the images, of which none is read anew."""
+        """Some of the images, none of which is read again."""
         part = copy.copy(self)
         part.table, part.skipped = self.table.take(rows), []
         part._paths, part._boxes = part.table.paths, row_boxes(part.table.frame)
@@ -170,7 +170,7 @@ def _in_threads(function: Callable[[int], Loaded], rows: range) -> Iterator[Load
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """With torch's generator of the CPU seeded by these numbers; afterwards it is as it was before."""
+    """In this context, torch's CPU generator is seeded by these numbers; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed the generators of the accelerators.
         torch.default_generator.manual_seed(derive_seed(*numbers))

@@ -1,4 +1,4 @@
-"""The folder of benchmark datasets: where each lies, what is written there, and whether a copy is complete."""
+"""The folder of benchmark datasets: the place of each, the files written there, and whether a copy is complete."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
 def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None], recursive: bool = True) -> None:
     """Fill a folder once and atomically, even if several processes call this at the same time or one is killed.
 
-    It is filled again if its files are not what was written.
+    It is filled again if its files have changed.
 
     Args:
         folder: The folder.
@@ -89,7 +89,7 @@ def _is_whole(folder: Path, marker: str) -> bool:
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files are not what was written."""
+    """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files have changed."""
     if (folder / DIGESTS).exists() and (file := changed_file(folder)) is not None:
         raise InputError(f"{file} has changed or is damaged; delete the folder {folder}, which is made again")
 

@@ -1,4 +1,4 @@
-"""Lists of the images of a container, without their bytes: those of some become files where they are needed."""
+"""Lists of the images of a container, without their bytes: images become files only if they are needed."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _sample_frame(samples: Iterable[Sample], source: str) -> pd.DataFrame:
             frames, rows = [*frames, pd.DataFrame(rows)], []
     frames += [pd.DataFrame(rows)] if rows else []
     if not frames:
-        without = f"; there are {num_without_image:,} samples without one" if num_without_image else ""
+        without = f"; {num_without_image:,} samples without one" if num_without_image else ""
         raise InputError(f"{source}: no images{without}")
     if num_without_image:
         log(f"{source}: left out {num_without_image:,} samples without an image")

@@ -1,4 +1,4 @@
-"""Images whose file says by an ICC profile that their colors are not those of sRGB, such as wide-gamut photos."""
+"""Conversion to sRGB of images with another ICC profile, such as wide-gamut photos."""
 
 from __future__ import annotations
 

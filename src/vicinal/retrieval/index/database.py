@@ -118,7 +118,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for a block; within a transaction of this thread it sees what that has changed."""
+        """A connection for a block; within a transaction of this thread it sees its changes."""
         own = getattr(self._local, "connection", None)
         with self._errors():
             if own is not None:
@@ -215,7 +215,7 @@ class Database:
     # settings
 
     def create(self) -> None:
-        """Make the tables anew, within a transaction."""
+        """Drop and create the tables, within a transaction."""
         with self.reading() as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -230,7 +230,7 @@ class Database:
         return other
 
     def write_to(self, folder: Path, timeout: float, is_complete: Callable[[], bool] = lambda: True) -> bool:
-        """Copy a database in memory to a folder, in place of what is there, in one step.
+        """Copy a database in memory to a folder, in place of the old one, in one step.
 
         Args:
             folder: of the index.
@@ -238,11 +238,11 @@ class Database:
             is_complete: whether all that the database names is there, asked when nobody else can write any more.
 
         Returns:
-            Whether it was complete; otherwise what was there stays.
+            Whether it was complete; otherwise the old one stays.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
-            OSError: it cannot be written; what is there stays.
+            OSError: it cannot be written; the old one stays.
         """
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 

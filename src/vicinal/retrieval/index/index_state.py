@@ -89,7 +89,7 @@ def open_originals(folder: Path, names: Names, dim: int) -> HalfStore:
 
 def _check(path: Path, digest: str, expected: str) -> None:
     if digest != expected:
-        raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
+        raise InputError(f"{path} is damaged: its content differs from its digest; build the index again")
 
 
 def are_there(folder: Path, names: Names) -> bool:

@@ -98,7 +98,7 @@ class SharedState:
     Attributes:
         committed: the state that all threads see.
         follows: whether :meth:`current` sees the changes of other processes; False: after :meth:`refresh` or a change.
-        folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
+        folds: whether new vector files are written when many vectors are in the database alone; see :meth:`fold`.
     """
 
     def __init__(self, database: Database, state: IndexState | None = None) -> None:
@@ -118,7 +118,7 @@ class SharedState:
         return self.committed
 
     def refresh(self) -> None:
-        """Read what other processes have changed.
+        """Read the changes of other processes.
 
         Raises:
             InputError: the index is damaged.
@@ -168,7 +168,7 @@ class SharedState:
         if getattr(self._local, "state", None) is not None:  # within another one
             yield
             return
-        with self.database.lock:  # until other threads see what is committed
+        with self.database.lock:  # until other threads see the committed state
             with self.database.transaction():
                 before = self.committed
                 if self.database.revision() != str(before.settings["revision"]):
@@ -231,7 +231,7 @@ class SharedState:
 
         Raises:
             InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
-            OSError: a file cannot be written; what is there stays.
+            OSError: a file cannot be written; the files there stay.
         """
         check_target(folder)
         folder.mkdir(parents=True, exist_ok=True)
