@@ -95,7 +95,7 @@ def pictures(width: int, height: int, num_images: int) -> Iterator[Path]:
 
 
 def measure_augmentation(width: int, height: int, num_images: int, rounds: int) -> None:
-    """Print what augmentation costs in a worker, and what is left to the device costs a CPU."""
+    """Print the cost of augmentation in a worker, and on a CPU for the part left to the device."""
     kinds = {
         "random crop": ImageTransform(flip=0.0),
         "random crop, flip": ImageTransform(),
