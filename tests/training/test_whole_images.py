@@ -114,6 +114,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Path) -> None:
     recipe = Recipe.load(overrides=[*settings, "--micro_batch_size=1"])
     straight = train(recipe, tmp_path / "straight")

@@ -73,6 +73,7 @@ def test_one_table_of_scores_and_costs(models: list[str], photos: Path, capsys: 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_model(models: list[str], photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "evaluate", "--images", photos, *models, "--compare", "--recall_at", 1)
     head, costs, *metrics = text.rstrip().split("\n\n")

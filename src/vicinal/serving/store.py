@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ from vicinal.retrieval.search import plain_records
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import folder_time, write_bytes
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
@@ -75,9 +75,11 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
 
     Others may be about to add images, so that files of the last hour stay.
     """
-    names = {Path(path).name for path in paths}
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return
+    names, now = {Path(path).name for path in paths}, folder_time(folder)
     for file in folder.glob("*"):
-        if file.name not in names and file.stat().st_mtime < time.time() - STALE_SECONDS:
+        if file.name not in names and file.stat().st_mtime < now - STALE_SECONDS:
             remove_image(file)
 
 

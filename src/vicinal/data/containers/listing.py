@@ -162,7 +162,7 @@ def list_images(
         shutil.rmtree(new / SCRATCH, ignore_errors=True)
         write_table(new / TABLE, frame)
 
-    prepare_folder(folder, TABLE, fill)
+    prepare_folder(folder, TABLE, fill, recursive=False)  # images are written later, and may be many
     table = Table.from_parquet(folder / TABLE, label_column=None)
     _check_labels(table.frame, source, columns)  # it may have been written where none were needed
     return ListedImages(table, folder, read, source)

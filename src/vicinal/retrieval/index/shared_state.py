@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -235,12 +236,14 @@ class SharedState:
         check_target(folder)
         folder.mkdir(parents=True, exist_ok=True)
         before = Database(folder).settings()["files"] if Database.exists(folder) else Names()
-        names = self.current().write_files(folder, names)
-        database = self.database.copied()
-        with database.transaction():
-            database.change_settings({"files": names, "revision": secrets.token_hex(8)})
-            database.forget_changes()
-        database.write_to(folder, timeout)
+        is_written = False
+        while not is_written:  # where the clock jumped, another process may take a file for that of a killed one
+            names = self.current().write_files(folder, names if are_there(folder, names) else Names())
+            database = self.database.copied()
+            with database.transaction():
+                database.change_settings({"files": names, "revision": secrets.token_hex(8)})
+                database.forget_changes()
+            is_written = database.write_to(folder, timeout, partial(are_there, folder, names))
         with closing(Database(folder, timeout)) as written:
             delete_unused(written, folder, names, before)
 
