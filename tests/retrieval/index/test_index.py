@@ -379,7 +379,7 @@ def test_damage_is_reported(tmp_path) -> None:
 
 @pytest.mark.parametrize("is_refined", [False, True])
 def test_a_flipped_bit_of_an_added_vector_is_reported(tmp_path, is_refined: bool) -> None:
-    refiner = ContextRefiner(dim=4, num_heads=2) if is_refined else None
+    refiner = ContextRefiner(dim=8, num_heads=2) if is_refined else None
     Index.build(unit(4), table(4), refiner=refiner).save(tmp_path)
     Index.load(tmp_path).add(unit(4)[:2], table(2), refiner)
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
