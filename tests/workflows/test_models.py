@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from vicinal.models import ContextRefiner, Embedder
+from vicinal.models.execution import usable_device
 from vicinal.models.pooling import PoolingName
 from vicinal.training.checkpoint import save_checkpoint
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
+from vicinal.workflows.models import check_backbone, load_model, load_refiner
 from vicinal.workflows.settings import EmbeddingOptions
 
 

@@ -34,9 +34,9 @@ def models(arguments: Arguments) -> None:
     for flag in ("batch_size", "device"):
         if getattr(arguments, flag) is not None and not arguments.measure:
             raise InputError(f"--{flag} is about measuring; give --measure too")
+    from vicinal.models.execution import usable_device
     from vicinal.utils.console import track
     from vicinal.workflows.model_costs import described_models, measured_speed, model_names, models_text
-    from vicinal.workflows.models import usable_device
 
     device = usable_device(arguments.device)
     names = model_names(arguments.filter)

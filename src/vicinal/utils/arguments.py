@@ -156,12 +156,11 @@ text, true, false, null, or lists and mappings of these
 
 
 def _check_keys(where: str, mapping: Mapping[object, object]) -> None:
-    where = one_line(where, 80)
     if "class_path" in mapping:
-        raise InputError(f"{where}: class_path would create an object; {PLAIN_VALUES}")
+        raise InputError(f"{one_line(where, 80)}: class_path would create an object; {PLAIN_VALUES}")
     for key in mapping:
         if not isinstance(key, str):
-            raise InputError(f"{where}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
+            raise InputError(f"{one_line(where, 80)}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vicinal.data.checks import row_blocks
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported, with_engine
-from vicinal.models.execution import UsedPrecision, used_precision
+from vicinal.models.execution import UsedPrecision, usable_device, used_precision
 from vicinal.models.head import check_dim, shortened, trained_dims
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Floats
@@ -20,7 +20,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import temporary_map
 from vicinal.workflows.embedded_table import EmbeddedTable
-from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.models import load_model
 from vicinal.workflows.settings import EmbeddingOptions
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class BatchEmbedder:
         """Embed a batch.
 
         Args:
-            pixels: uint8 [b, channels, height, width], as of :class:`~vicinal.data.batches.pixel_batches.PixelBatches`.
+            pixels: uint8 [b, channels, height, width], as of :class:`~vicinal.data.batches.image_dataset.PixelBatches`.
 
         Returns:
             float32 [b, dim]; [0, 0] for an empty batch.

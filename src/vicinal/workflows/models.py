@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from vicinal.models.refiner import ContextRefiner
 from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError
@@ -85,9 +83,9 @@ def check_backbone(model: str) -> None:
 
 
 def _load_backbone(model: str, name: str, pooling: PoolingName | None, weights: str | None) -> Embedder:
+    from vicinal.models.backbones import default_pooling
     from vicinal.models.downloads import DownloadError
     from vicinal.models.embedder import Embedder
-    from vicinal.models.initialization_table import default_pooling
 
     pretrained = True if weights is None else weights
     try:
@@ -113,23 +111,6 @@ def load_refiner(path: str) -> ContextRefiner:
             f"continue it with: {run.resume_command('refine')}"
         )
     return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
-
-
-def usable_device(name: str | None) -> str:
-    """Return the device if this machine has it; None is a GPU where there is one, else the CPU.
-
-    Raises:
-        InputError: this machine has no such device.
-    """
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        is_without_values = torch.empty(0, device=name).is_meta
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
-    if is_without_values:
-        raise InputError(f"device {name} holds no values; use a device that computes, such as cpu or cuda")
-    return name
 
 
 PREFIX = "embedder."  # of the embedder's part of a checkpoint

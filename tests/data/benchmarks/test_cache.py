@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, prepare_table
+from vicinal.data.benchmarks.cache import prepare_folder, prepare_table
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 
 def write(folder: Path) -> pd.DataFrame:
