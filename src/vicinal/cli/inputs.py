@@ -117,7 +117,7 @@ def add_groups(parser: Parser) -> None:
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
     if split:

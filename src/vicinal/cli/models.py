@@ -62,7 +62,7 @@ OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label
 def add_export(parser: Parser) -> None:
     """Add the flags of `vicinal export`."""
     from vicinal.export.settings import ExportSettings
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     parser.add_argument(
         "source", help="a run, a model folder, a model on the Hugging Face Hub, or a backbone such as timm/resnet50"

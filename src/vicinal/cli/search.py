@@ -117,7 +117,7 @@ MAX_PORT = 65_535
 def add_serve(parser: Parser) -> None:
     """Add the flags of `vicinal serve`."""
     from vicinal.serving.limits import Limits
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
                         "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.models.head import PoolingName
 from vicinal.models.initialization_table import INITIALIZATIONS
-from vicinal.models.pooling import PoolingName
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 

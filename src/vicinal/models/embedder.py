@@ -38,12 +38,22 @@ from vicinal.models.execution import (
     unit_vectors,
     used_precision,
 )
-from vicinal.models.head import NormName, build_head, check_dim, check_head, set_to_whitening, shortened
+from vicinal.models.head import (
+    ClassToken,
+    NormName,
+    PoolingName,
+    build_head,
+    build_pooling,
+    check_dim,
+    check_head,
+    set_to_whitening,
+    shortened,
+    to_feature_maps,
+)
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
 from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER
-from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vicinal.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
-from vicinal.models.pooling import PoolingName
+from vicinal.models.head import PoolingName
 
 Channels = tuple[float, float, float]
 

@@ -308,11 +308,11 @@ class PairSource:
         similarity = self.similarity(span)
         for observe in observers:
             observe(similarity, span)
-        identities, times = self.identities(span), len(self.parts)
+        (labels, keys, dim), times = self.identities(span), len(self.parts)
         # The size of the largest class must be known, which the compiler cannot wait for.
         pairs = self.pairs(span, by_class=not torch.compiler.is_compiling())
-        of_parts = pairs if times == 1 else pairs.repeat(times)
-        return Rows(*of_parts.split(similarity), *identities), pairs
+        positives, negatives = (pairs if times == 1 else pairs.repeat(times)).split(similarity)
+        return Rows(positives, negatives, labels, keys, dim), pairs
 
     @cached_property
     def class_columns(self) -> ClassColumns | None:

@@ -21,8 +21,8 @@ from vicinal.export.exported_embedder import ExportedEmbedder
 from vicinal.models.backbones import default_pooling, weights_license
 from vicinal.models.embedder import Embedder
 from vicinal.models.execution import check_network_memory, eval_mode
+from vicinal.models.head import PoolingName
 from vicinal.models.initialization_table import INITIALIZATIONS
-from vicinal.models.pooling import PoolingName
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import aligned, log
 from vicinal.utils.errors import InputError, one_line
