@@ -1,4 +1,4 @@
-"""Matryoshka representation learning: a loss of several prefixes of the embeddings, each of which can then be used."""
+"""Matryoshka representation learning: a loss of several prefixes of the embeddings, each usable on its own."""
 
 from __future__ import annotations
 

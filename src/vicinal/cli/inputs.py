@@ -111,7 +111,7 @@ def add_groups(parser: Parser) -> None:
         type=flag_type(float),
         metavar="MINUTES",
         help="the same by time: photos that were "
-        "taken at most so long after another one, as their EXIF data say, do not find it",
+        "taken at most this long after another one, by their EXIF data, do not find it",
     )
 
 

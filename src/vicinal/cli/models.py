@@ -94,7 +94,7 @@ def add_export(parser: Parser) -> None:
         help="upload the model, its card and the exported one to the Hugging "
         "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
     )
-    hub.add_argument("--private", action="store_true", help="nobody else sees a new model on the Hub")
+    hub.add_argument("--private", action="store_true", help="a new model on the Hub is private")
     inputs.add_json(parser)
 
 

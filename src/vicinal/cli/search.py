@@ -41,7 +41,7 @@ def add_search(parser: Parser) -> None:
     parser.add_argument(
         "--grid",
         metavar="PICTURE",
-        help="draw queries and matches, such as found.png; what does not fit on it is drawn on found_2.png and so on",
+        help="draw queries and matches, such as found.png; further sheets are found_2.png and so on",
     )
     inputs.add_refiner(
         parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in the index"

@@ -148,7 +148,7 @@ def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | flo
     Databases round one of both sides where integers meet floats; a comparison within a kind is exact.
 
     Returns:
-        The sign and the number; or what the comparison is for every value.
+        The sign and the number; or the result, if it is the same for every value.
 
     Example:
         >>> exact_comparison("integer", "<", 2.5), exact_comparison("integer", ">", 2**63)

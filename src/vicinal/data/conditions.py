@@ -100,7 +100,7 @@ class SQLWriter(ConditionWriter[SQLFilter]):
     def check_text(self, text: str) -> None:
         """Refuse a text that a database cannot hold."""
         if not is_unicode(text):
-            self.fail("it holds a text with half a character, which no text of a database has")
+            self.fail("it holds a text with half a character, which a database cannot store")
 
     def _joined(self, parts: Sequence[SQLFilter], word: str) -> SQLFilter:
         """Parts in a tree of little depth, which databases limit."""

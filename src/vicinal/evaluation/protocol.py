@@ -220,7 +220,7 @@ def score_queries(
         levels: name -> relevance, that of the labels (:data:`FINE`) first.
         metrics: name -> metric.
         protocol: the name of the protocol.
-        query_indices: int64 [q], the row of each query in what is evaluated.
+        query_indices: int64 [q], the row of each query in the evaluated table.
         rerank: a method by which every ranking is re-ranked first.
         chunk_size: number of queries per tile.
         divided: whether the processes of `torch.distributed` divide the work.

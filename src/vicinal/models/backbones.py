@@ -46,7 +46,7 @@ def num_features(backbone: Any, projection: bool = False) -> int:
 
 
 def memory_format(backbone: nn.Module) -> torch.memory_format:
-    """The order in memory in which a backbone computes fastest, by what was measured of families of networks.
+    """The order in memory in which a backbone computes fastest, as measured for families of networks.
 
     It is `torch.channels_last` for networks of convolutions, and `torch.contiguous_format` for transformers, whose only
     convolution is the patch embedding.
@@ -91,7 +91,7 @@ def freeze_weights(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:
 
 
 def freeze_statistics(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:
-    """Set what is frozen to evaluation mode: what was asked for, and where the weight gets no gradient."""
+    """Set frozen batch normalization to evaluation mode: as asked for, and where the weight gets no gradient."""
     for norm in _batch_norms(backbone):
         if frozen != "none" or (norm.weight is not None and not norm.weight.requires_grad):
             norm.eval()
@@ -126,7 +126,7 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
 
 
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The blocks of a timm model, which hold one of its layers each: all but the stem and what comes after them.
+    """The blocks of a timm model, which hold one of its layers each: all but the stem and the layers after them.
 
     Lists of modules, which a network may go through without calling them, do not count. A network that does not
     know its layers has no blocks.
@@ -153,7 +153,7 @@ def blocks_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def train_last_blocks(embedder: Embedder, blocks: int) -> None:
-    """Freeze the backbone of an embedder except its last blocks, and what comes after them.
+    """Freeze the backbone of an embedder except its last blocks and the layers after them.
 
     Batch normalization in frozen layers keeps its statistics.
 

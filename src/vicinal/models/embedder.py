@@ -91,7 +91,7 @@ class Embedder(SavedModel):
         projector: Width of a linear layer after the embedding in training only, or none (2048 for CUB and Cars in
             Contextual Similarity). In training the model returns its L2-normalized outputs; it is saved with the
             model but not used for embeddings.
-        freeze_batch_norm: What of the backbone's batch normalization does not change in training: none; statistics,
+        freeze_batch_norm: The frozen part of the backbone's batch normalization: none; statistics,
             which are then used in training too, while weight and bias are learned, as in the papers' published code;
             all, statistics, weight and bias; or auto, the statistics of a pretrained backbone, and else none.
         transform: The image transform in training and tests; by default that of the backbone's pretrained weights,
@@ -318,7 +318,7 @@ class Embedder(SavedModel):
             progress: Show a progress bar.
             on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, embed an
                 `ImageDataset`, which then leaves out the others.
-            dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
+            dim: Return only this number of first dimensions, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
 
         Returns:

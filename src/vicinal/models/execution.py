@@ -92,14 +92,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
-    """Bound the tensors and modules of what is built inside, best on the meta device.
+    """Bound the tensors and modules of networks built inside, best on the meta device.
 
     Args:
         what: the start of the message, such as the file that asks for the network.
         max_tensors: the number of weights and buffers above which building is stopped.
 
     Raises:
-        InputError: a bound is exceeded; raised where that happens, so that what is being built is left.
+        InputError: a bound is exceeded; raised where that happens, before the network is complete.
     """
     thread, counts = threading.get_ident(), Counter[str]()
     limits = {"tensors": max_tensors, "modules": MODULES_PER_TENSOR * max_tensors + MORE_MODULES}

@@ -319,4 +319,4 @@ def check_dim(dim: int, full_dim: int) -> None:
     """Raise InputError if embeddings of `full_dim` dimensions do not have `dim` first ones."""
     check_positive_integer(shortened, dim=dim)
     if dim > full_dim:
-        raise InputError(f"dim = {dim} is more than the embeddings have, {full_dim} dimensions")
+        raise InputError(f"dim = {dim} exceeds those of the embeddings, {full_dim} dimensions")

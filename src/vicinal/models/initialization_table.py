@@ -23,7 +23,7 @@ class Initialization:
 
     Args:
         network: The network as papers call it.
-        weights: What the weights were trained on, or the method.
+        weights: The training data of the weights, or the method.
         backbone: The network in timm, with the tag of its weights if timm has them.
         activation: The activation function. CLIP's weights of 400M images need quick_gelu; timm has each of these
             networks also with gelu, which gives other features with the same weights.

@@ -122,7 +122,7 @@ def create_backbone(
 
 
 def _published_file(name: str) -> Path | str | None:
-    """The installed file of a backbone's published weights, or its address; None: timm has them, or nobody."""
+    """The installed file of a backbone's published weights, or its address; None if timm has them or none exist."""
     if name not in INITIALIZATIONS:
         return None
     return packaged_weights(name) or INITIALIZATIONS[name].url
@@ -224,7 +224,7 @@ def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
     if pretrained:
         announce_download(name)
-        timm.models.set_pretrained_download_progress()  # of what is not on the Hub, whose client has a bar anyway
+        timm.models.set_pretrained_download_progress()  # of files not on the Hub, whose client has a bar anyway
     try:
         if backbone_args or "img_size" in arguments:
             _check_size(name, arguments)

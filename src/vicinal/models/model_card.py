@@ -145,7 +145,7 @@ def _data_text(recipe: Mapping[str, Any]) -> str:
     data = recipe.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
     if not isinstance(source, str):
-        return "It is not recorded which images the model was trained on."
+        return "The training images of the model are not recorded."
     return f"The model was trained on the training split of `{PurePath(source).name}`; the recipe below says how."
 
 

@@ -1,4 +1,4 @@
-"""An embedder around any module that maps images to vectors, saved by the import path of what builds the module."""
+"""An embedder around any module that maps images to vectors, saved by the import path of its constructor."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class SavedModel(nn.Module, ABC):
                 :meth:`Embedder.from_module` does.
 
         Raises:
-            InputError: There is no such model, it is of another kind, or its files are damaged or do not fit; the
+            InputError: The model does not exist, is of another kind, or its files are damaged or do not fit; the
                 message names file and key.
         """
         folder = model_folder.find_folder(source, revision)

@@ -123,7 +123,7 @@ def search_images(
             found. Images without a value are groups of their own.
         reranking: a re-ranking method, such as `ContextualReranking()`; it compares each query with all images that may
             be found, exactly, whatever the kind of the index.
-        max_candidates: with `group_by`, how many of the nearest images are looked at to find k groups; None: all, if
+        max_candidates: with `group_by`, how many of the nearest images are compared to find k groups; None: all, if
             need be.
 
     Raises:

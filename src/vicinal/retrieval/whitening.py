@@ -142,7 +142,7 @@ class PCAWhitening:
         """Read a file that :meth:`save` wrote; nothing is unpickled.
 
         Raises:
-            InputError: there is no such file, or it is not a complete file of a whitening.
+            InputError: the file does not exist, or is not a complete file of a whitening.
         """
         return cls(**read_whitening(path))
 

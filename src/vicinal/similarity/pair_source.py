@@ -276,7 +276,7 @@ class PairSource:
         )
 
     def prefix(self, dim: int) -> Self:
-        """Return the same source with the first dimensions of anchors and references, which are normalized anew.
+        """Return the same source with the first dimensions of anchors and references, which are normalized again.
 
         Example:
             >>> source = PairSource.from_batch(torch.tensor([[3.0, 4.0, 12.0]]), torch.tensor([7]))

@@ -114,7 +114,7 @@ def check_list(name: str, value: object, wanted: str) -> None:
 
 
 def check_not_masked(values: object, name: str) -> None:
-    """Check that no value of an array is masked: other functions of NumPy ignore the mask and take what is under it.
+    """Check that no value of an array is masked: other functions of NumPy ignore the mask and use masked values.
 
     Raises:
         InputError: some are; the message starts with `name`.

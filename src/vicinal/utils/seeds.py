@@ -77,7 +77,7 @@ def _to_int64(number: int) -> int:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """With torch's generator of the CPU seeded by these numbers; afterwards it is as it was before."""
+    """In this context, torch's CPU generator is seeded by these numbers; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also seed the generators of the accelerators.
         torch.default_generator.manual_seed(derive_seed(*numbers))

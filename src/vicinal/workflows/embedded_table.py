@@ -241,7 +241,7 @@ class Postprocessing:
         return replace(embedded, vectors=vectors, postprocessing=steps)
 
     def check_model(self, model: Embedder | ExportedEmbedder) -> None:
-        """Check before anything is embedded that a model has so many dimensions; warn if they are not trained.
+        """Check before anything is embedded that a model has enough dimensions; warn if they are not trained.
 
         Raises:
             InputError: it has fewer.

@@ -64,7 +64,7 @@ class EmbeddingOptions:
         max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
             None embeds the model's own square crop.
         whitening: a file of PCA whitening that is applied to all embeddings.
-        dim: use only the first dimensions of the embeddings, so many, normalized: shorter vectors of a model that was
+        dim: use only this number of first dimensions of the embeddings, normalized: shorter vectors of a model that was
             trained with Matryoshka, or the first components after whitening.
     """
 
@@ -194,7 +194,7 @@ def load_model(
         weights: a file of weights for an untrained backbone; None: the published ones.
 
     Raises:
-        InputError: there is no such model, it is damaged, or `pooling` or `weights` are given for one that has its own.
+        InputError: the model is missing or damaged, or `pooling` or `weights` are given for one that has its own.
     """
     backbone = backbone_name(path)
     if backbone is not None:
@@ -252,7 +252,7 @@ def load_refiner(path: str) -> ContextRefiner:
     """Load a context refiner's model folder, that of the run folder it was trained in, or one of the Hugging Face Hub.
 
     Raises:
-        InputError: there is no such refiner, it is damaged, or it is another kind of model.
+        InputError: the refiner does not exist, is damaged, or is another kind of model.
     """
     run = RunFolder(Path(path))
     if run.recipe.is_file() and not run.model.is_dir():

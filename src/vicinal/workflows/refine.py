@@ -87,7 +87,7 @@ def resume_refiner(
         allow_imports: packages whose classes the run's recipe may name, as for :meth:`RefinerRecipe.load`.
 
     Raises:
-        InputError: there is no run, or it has another recipe. Other errors are those of :func:`train_refiner`.
+        InputError: the folder has no run, or its recipe differs. Other errors are those of :func:`train_refiner`.
     """
     run = RunFolder(Path(out))
     if recipe is not None and not run.recipe.exists():

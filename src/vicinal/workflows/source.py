@@ -135,7 +135,7 @@ class Source:
         """Raise InputError if there is a file of labels, and it is not a file of embeddings."""
         if self.labels is not None and self.kind != "embeddings":
             if self.name.endswith(".parquet"):
-                check_regular_file(self.name)  # nobody has looked into a pipe
+                check_regular_file(self.name)  # a pipe has not been read
             raise InputError(f"--labels is for files of embeddings, and {self.name} is not one; leave it out")
 
     def check_not_refiner_run(self) -> None:

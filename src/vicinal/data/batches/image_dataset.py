@@ -90,7 +90,7 @@ class ImageDataset:
         return len(self.table)
 
     def subset(self, rows: Integers) -> Self:
-        """Some of the images, of which none is read anew."""
+        """Some of the images, none of which is read again."""
         part = copy.copy(self)
         part.table, part.skipped = self.table.take(rows), []
         part._paths, part._boxes = part.table.paths, row_boxes(part.table.frame)
@@ -184,7 +184,7 @@ class EmbeddedBatch:
         first_row: The first of these rows.
         vectors: float32 `[b, dim]`, of the readable images.
         errors: The errors of the others by their rows.
-        engine: What computed them, see :mod:`vicinal.export.exported_embedder`.
+        engine: The engine that computed them, see :mod:`vicinal.export.exported_embedder`.
     """
 
     first_row: int
@@ -250,7 +250,7 @@ def load_pixels(
 
 
 def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
-    """The pixels of a batch, or what was computed of them."""
+    """The pixels of a batch, or the results for them."""
     pixels, errors = batch
     for row, error in errors.items():
         raise UnreadableImageError(f"row {row}: {error}")
@@ -260,7 +260,7 @@ def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
 def skip_unreadable(
     batches: Iterable[tuple[Values, dict[int, str]]], errors: dict[int, InputError]
 ) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or what was computed of them.
+    """The pixels of the readable images of all batches, or the results for them.
 
     The errors of the other images are added to `errors` by their rows.
     """
@@ -271,7 +271,7 @@ def skip_unreadable(
 
 
 def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, dict[int, str]]]) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or what was computed of them.
+    """The pixels of the readable images of all batches, or the results for them.
 
     At the end the dataset leaves out the other images.
     """

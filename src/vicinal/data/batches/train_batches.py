@@ -75,7 +75,7 @@ class TrainBatches(Dataset[Batch]):
 
     An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
     in the middle of an epoch, and any number of workers gives the same batches. The training loop has them loaded part
-    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of what was loaded.
+    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of loaded parts.
 
     Args:
         dataset: The images, with labels.
@@ -125,7 +125,7 @@ class TrainBatches(Dataset[Batch]):
         ]
 
     def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[Tensor | list[Tensor], Tensor | None]:
-        """The next images, so many, as one tensor, pinned if the parts are; the memory of each is free once copied."""
+        """The next `number` images as one tensor, pinned if the parts are; the memory of each is free once copied."""
         first = next(loaded)
         if len(first.pixels) == number:
             return first

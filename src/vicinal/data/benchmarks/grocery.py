@@ -42,7 +42,8 @@ def grocery(root: str | Path | None = None) -> Table:
         unpacked = writable_root(cache_folder(root), "grocery") / "grocery" / "images"
         prepare_folder(unpacked, TABLE, partial(_unpack, folder / ARCHIVE))
         folder = unpacked
-    check_unchanged(folder)
+    else:
+        check_unchanged(folder)
     table = Table.from_csv(folder / TABLE)
     group = [Path(path).name.partition("_")[0] for path in table.paths]
     return check_complete("grocery", Table(table.frame.assign(group=group)), folder)

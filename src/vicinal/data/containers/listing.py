@@ -1,4 +1,4 @@
-"""Lists of the images of a container, without their bytes: those of some become files where they are needed."""
+"""Lists of the images of a container, without their bytes: images become files only if they are needed."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def list_images(
         shutil.rmtree(new / SCRATCH, ignore_errors=True)
         write_table(new / TABLE, frame)
 
-    prepare_folder(folder, TABLE, fill)
+    prepare_folder(folder, TABLE, fill, recursive=False)  # images are written later, and may be many
     table = Table.from_parquet(folder / TABLE, label_column=None)
     _check_labels(table.frame, source, columns)  # it may have been written where none were needed
     return ListedImages(table, folder, read, source)
@@ -202,7 +202,7 @@ def _sample_frame(samples: Iterable[Sample], source: str) -> pd.DataFrame:
             frames, rows = [*frames, pd.DataFrame(rows)], []
     frames += [pd.DataFrame(rows)] if rows else []
     if not frames:
-        without = f"; there are {num_without_image:,} samples without one" if num_without_image else ""
+        without = f"; {num_without_image:,} samples without one" if num_without_image else ""
         raise InputError(f"{source}: no images{without}")
     if num_without_image:
         log(f"{source}: left out {num_without_image:,} samples without an image")

@@ -23,7 +23,7 @@ from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
 
 COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
-"""Mode of the image in Pillow and number of channels -> what is asked of the decoder.
+"""Mode of the image in Pillow and number of channels -> pixel format of the decoder.
 
 Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, of which Pillow takes another average.
 """
@@ -292,7 +292,7 @@ def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
 
     Args:
         image: The upright image, or a JPEG that is not decoded yet.
-        box: Its box; what is beyond the image is left out. None: the whole image.
+        box: Its box, clipped to the image. None: the whole image.
         path: The file, for messages.
 
     Example:

@@ -169,7 +169,7 @@ class FaissEngine:
         return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
     def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
-        """Search the graph of all vectors, active or not, so broadly that enough of what it finds is active.
+        """Search the graph of all vectors, active or not, so broadly that it finds enough active ones.
 
         A search that leaves out vectors on its way is cut off where all vectors around are left out. The nearer half of
         what is found is used, since the farther half is less complete. Where it has fewer than k active vectors, -1
@@ -396,12 +396,12 @@ def _number_of_lists(count: int) -> int:
 
 
 def _sample_size(centroids: int) -> int:
-    """The number of vectors from which so many centroids are learned, if there are as many."""
+    """The number of vectors from which centroids are learned, if there are enough."""
     return max(MIN_PER_CENTROID * centroids, min(MAX_PER_CENTROID * centroids, MAX_SAMPLE))
 
 
 def _sample(vectors: UnitVectors, size: int) -> Floats:
-    """At most so many vectors, float32 [n, dim]: a random sample without replacement, always the same."""
+    """A random sample of vectors without replacement, always the same, float32 [n, dim]."""
     rows = np.arange(len(vectors))
     if size < len(vectors):  # in the order of the file that they may be read from
         rows = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False, shuffle=False))

@@ -141,7 +141,7 @@ class Index(ImageIndex):
             timeout: seconds to wait while another process writes it, or during which a database is asked again.
 
         Raises:
-            InputError: there is no index, it is of another version, or damaged.
+            InputError: the index does not exist, is of another version, or is damaged.
             EngineUnavailableError: the database does not answer.
         """
         if "://" in str(folder):

@@ -231,7 +231,7 @@ class MilvusEngine(RemoteEngine):
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)
         if rescore is not None:
-            raise InputError("Milvus chooses by itself what it compares exactly; leave out rescore")
+            raise InputError("Milvus chooses itself how many candidates it compares exactly; leave out rescore")
         if dim > MAX_DIM:
             raise InputError(f"Milvus has vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
 
@@ -239,7 +239,7 @@ class MilvusEngine(RemoteEngine):
         for record in records:
             for name, value in record.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise InputError(f"column {name!r} holds {value}, which JSON in Milvus cannot keep; leave it empty")
+                    raise InputError(f"column {name!r} holds {value}, which Milvus cannot store; leave it empty")
 
     # connection
 
