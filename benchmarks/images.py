@@ -30,7 +30,7 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.table import markdown_table, print_machine, print_table, take_turns
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
-from vicinal.data.batches.pixel_batches import PixelBatches
+from vicinal.data.batches.image_dataset import PixelBatches
 from vicinal.data.images.augmentation import augment
 from vicinal.data.images.image_ops import normalized
 
