@@ -77,7 +77,7 @@ def _value_and_gradients(make: Callable[[], Any], n: int, device: torch.device) 
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference, relative; infinite for what is not finite."""
+    """The norm of the difference, relative; infinite for values that are not finite."""
     one, other = one.double().cpu(), other.double().cpu()
     relative = (one - other).norm() / other.norm().clamp_min(1e-6)
     return float(relative) if bool(relative.isfinite()) else float("inf")

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from vicinal.analysis.neighbors import QueryNeighbors
-from vicinal.data.boxes import image_keys
+from vicinal.data.columns import image_keys
 from vicinal.data.image_files import same_content
 from vicinal.data.table import Table
 from vicinal.retrieval.neighbors import Pairs, similar_pairs

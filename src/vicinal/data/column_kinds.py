@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.columns import is_unicode
 from vicinal.utils.errors import InputError
 
 MAX_INTEGER = 2**63 - 1
@@ -111,11 +112,6 @@ def rounded_integers(column: str) -> InputError:
 def _text(value: Any) -> str:
     text = str(value)
     return text.removesuffix(" 00:00:00") if isinstance(value, datetime.datetime) else text
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _are_numbers(texts: list[str]) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.column_kinds import ColumnKind, column_values, is_unicode
+from vicinal.data.column_kinds import ColumnKind, column_values
+from vicinal.data.columns import is_unicode
 from vicinal.data.condition_syntax import Value, column_names, condition_error, parse_condition
 from vicinal.data.condition_writer import ConditionWriter
 from vicinal.utils.arrays import Booleans

@@ -11,7 +11,8 @@ from urllib.parse import urlparse
 import torch
 from timm.models import get_pretrained_cfg
 
-from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
+from vicinal.models.backbones import timm_name
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
 

@@ -18,9 +18,10 @@ from torch import nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
+from vicinal.models.backbones import projection_dim, timm_name
 from vicinal.models.downloads import announce_download, download_error, packaged_weights, published_url
-from vicinal.models.initialization_table import INITIALIZATIONS, projection_dim, timm_name
-from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
+from vicinal.models.execution import check_buffers, check_network_memory, limited_build
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line

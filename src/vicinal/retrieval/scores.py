@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Floats, Integers, check_not_masked
+from vicinal.utils.arguments import check_not_masked, is_integer
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.devices import ieee_products, tile_elements
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import keep_large_blocks

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.boxes import image_keys, row_boxes
-from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, is_known_column
+from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, image_keys, is_known_column, row_boxes
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image, thumbnail
+from vicinal.data.columns import Box
+from vicinal.data.images.decoding import EncodedJpeg, crop_to_box, decoded, open_image, thumbnail
 from vicinal.data.images.formats import CountedFile
 from vicinal.utils.errors import InputError
 

@@ -22,8 +22,7 @@ from typing_extensions import Self
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
-from vicinal.data.batches.image_dataset import UnreadableImageError
-from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, map_pixels, row_batches
+from vicinal.data.batches.image_dataset import PixelBatches, UnreadableImageError, all_readable, map_pixels, row_batches
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embedding_files import open_npy
 from vicinal.data.images.transforms import ImageTransform

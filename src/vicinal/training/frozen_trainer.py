@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from vicinal.data import Table
-from vicinal.data.benchmarks.cache import cache_folder
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision, UsedPrecision, eval_mode
 from vicinal.training.base_trainer import Batch
@@ -24,6 +23,7 @@ from vicinal.training.training_data import num_workers
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 from vicinal.utils.run_folder import RunFolder
 
 IMAGES_PER_PASS = 64

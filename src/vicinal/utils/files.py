@@ -260,3 +260,8 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def cache_folder(root: str | Path | None = None) -> Path:
+    """The folder of benchmarks and exported models: `root`, else the variable VICINAL_DATA, else ~/.cache/vicinal."""
+    return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")

@@ -15,13 +15,14 @@ from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, engine_name
+from vicinal.models.execution import usable_device
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.batch_embedder import BatchEmbedder
 from vicinal.workflows.embedded_table import EmbeddedTable, map_rows, with_cost
-from vicinal.workflows.model_options import BatchEmbedder, ModelOptions
-from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.models import EmbeddingOptions, load_model
 from vicinal.workflows.source import Source, columns_of_run, data_settings_of_run, selected_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
-class EmbeddingReader(ModelOptions):
+class EmbeddingReader(EmbeddingOptions):
     """Reads embedding sources.
 
     Args:

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
+from vicinal.data.batches.image_dataset import EmbeddedBatch, ImageDataset, PixelBatches
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.shard_manifest import ShardManifest

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.batches.image_dataset import NoReadableImageError
-from vicinal.data.boxes import row_boxes
 from vicinal.data.column_kinds import merged_kinds
+from vicinal.data.columns import row_boxes
 from vicinal.data.table import Table
 from vicinal.retrieval.index.database import TIMEOUT, Database
 from vicinal.retrieval.index.index import Index

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.benchmarks.cache import cache_folder, check_unchanged, prepare_folder, prepare_table
+from vicinal.data.benchmarks.cache import check_unchanged, prepare_folder, prepare_table
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import changed_file
+from vicinal.utils.files import cache_folder, changed_file
 
 
 def write(folder: Path) -> pd.DataFrame:

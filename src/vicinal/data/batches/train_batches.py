@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vicinal.data.batches.image_dataset import Batch, ImageDataset, seeded
+from vicinal.data.batches.image_dataset import Batch, ImageDataset
 from vicinal.data.images.augmentation import create_sampler
 from vicinal.data.images.image_ops import build_crop_transform, without_normalization
+from vicinal.utils.seeds import seeded
 
 PART_SIZE = 128
 """Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not

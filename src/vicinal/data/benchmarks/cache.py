@@ -20,14 +20,9 @@ from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import DIGESTS, changed_file, replace_folder, write_digests
+from vicinal.utils.files import DIGESTS, cache_folder, changed_file, replace_folder, write_digests
 
 TABLE = "table.csv"
-
-
-def cache_folder(root: str | Path | None = None) -> Path:
-    """The folder of all benchmarks: `root`, else the environment variable VICINAL_DATA, else ~/.cache/vicinal."""
-    return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")
 
 
 def writable_root(root: Path, benchmark: str) -> Path:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from vicinal.data.benchmarks.cache import (
-    cache_folder,
     check_complete,
     check_unchanged,
     find_folder,
@@ -16,6 +15,7 @@ from vicinal.data.benchmarks.cache import (
 )
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 ARCHIVE, TABLE = "grocery.zip", "table.csv"
 

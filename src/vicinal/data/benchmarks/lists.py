@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vicinal.data.boxes import Box
-from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, is_box
+from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, Box, is_box
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
 

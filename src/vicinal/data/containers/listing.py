@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder
+from vicinal.data.benchmarks.cache import prepare_folder
 from vicinal.data.columns import validate_frame
 from vicinal.data.images.formats import is_image_file
 from vicinal.data.table import Table
@@ -24,6 +24,7 @@ from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complete", ".scratch"
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image

@@ -147,18 +147,16 @@ class FaissEngine:
         active = self._active(active_ids)
         fast = self._search_lists if isinstance(self._faiss, LISTED) else self._search_all
         fast = self._search_graph if self.kind == "hnsw" else fast
-        neighbors = Neighbors.empty(len(queries), k)
+        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         for start in range(0, len(queries), BLOCK_ROWS):
             vectors, block = _rows(queries, start, start + BLOCK_ROWS), slice(start, start + BLOCK_ROWS)
-            neighbors.scores[block], neighbors.ids[block] = active.with_duplicates(*fast(vectors, k, active))
-            missing = np.flatnonzero((neighbors.ids[block] < 0).any(axis=1))
+            scores[block], ids[block] = active.with_duplicates(*fast(vectors, k, active))
+            missing = np.flatnonzero((ids[block] < 0).any(axis=1))
             if len(missing):
-                scores, ids = active.with_duplicates(*self._search_exhaustively(vectors[missing], k, active))
-                neighbors.scores[start + missing], neighbors.ids[start + missing] = scores, ids
-        order = np.lexsort((neighbors.ids, -neighbors.scores))
-        return Neighbors(
-            np.take_along_axis(neighbors.scores, order, axis=1), np.take_along_axis(neighbors.ids, order, axis=1)
-        )
+                rows, found = start + missing, self._search_exhaustively(vectors[missing], k, active)
+                scores[rows], ids[rows] = active.with_duplicates(*found)
+        order = np.lexsort((ids, -scores))
+        return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1))
 
     def _active(self, ids: Integers) -> _Active:
         """The active vectors, found once for many searches."""

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds, merged_kinds, rounded_integers
+from vicinal.data.columns import image_keys
 from vicinal.data.condition_syntax import Column, Comparison, Or
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
@@ -290,7 +290,7 @@ def derived_ids(
 
 
 def id_of_key(key: str) -> int:
-    """The id of an image by its key, see :func:`vicinal.data.boxes.image_keys`."""
+    """The id of an image by its key, see :func:`vicinal.data.columns.image_keys`."""
     return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
 
 
