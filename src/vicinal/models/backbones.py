@@ -1,11 +1,11 @@
-"""Properties of backbones by their names and as networks, the order of their layers, and which are trained."""
+"""Properties of backbones: by their names, of their networks, and the order of their layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from vicinal.models.head import PoolingName
 from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from vicinal.models.embedder import Embedder
 
 # The image towers of CLIP in timm: their last layer is the projection into the space of images and texts, except where
 # it was replaced by the classifier of a fine-tuning.
@@ -271,57 +268,3 @@ def blocks_of(backbone: nn.Module) -> list[nn.Module]:
         return [block for each, child in children for block in inside(f"{name}{each}.", child)]
 
     return inside("", backbone)
-
-
-def train_last_blocks(embedder: Embedder, blocks: int) -> None:
-    """Freeze the backbone of an embedder except its last blocks and the layers after them.
-
-    Batch normalization in frozen layers keeps its statistics.
-
-    Args:
-        embedder: The model, which is changed.
-        blocks: The number of blocks that are trained: residual blocks, or those of a transformer.
-
-    Raises:
-        InputError: the backbone has fewer blocks, or does not know its layers.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
-        >>> train_last_blocks(embedder, 1)
-        >>> len([name for name, p in embedder.backbone.named_parameters() if p.requires_grad])
-        14
-    """
-    name = embedder.config["backbone"]
-    depths = layer_depths(embedder.backbone, name)
-    number = max(depths.values()) - 1  # without the stem
-    if type(blocks) is not int or not 1 <= blocks <= number:
-        raise InputError(f"blocks is {shown(blocks)}; it must be an integer from 1 to {number}, the blocks of {name}")
-    _train_only(embedder, lambda parameter, _: depths[parameter] <= blocks)
-
-
-def train_biases_and_norms(embedder: Embedder) -> None:
-    """Freeze the backbone of an embedder except its vectors: biases, weights of normalization and of layer scales.
-
-    Reference: Ben Zaken et al., "BitFit", ACL 2022; Frankle et al., "Training BatchNorm and Only BatchNorm", ICLR 2021.
-
-    Args:
-        embedder: The model, which is changed.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
-        >>> train_biases_and_norms(embedder)
-        >>> {p.ndim for p in embedder.backbone.parameters() if p.requires_grad}
-        {1}
-    """
-    _train_only(embedder, lambda _, parameter: parameter.ndim <= 1)
-
-
-def _train_only(embedder: Embedder, condition: Callable[[str, nn.Parameter], bool]) -> None:
-    parameters = dict(embedder.backbone.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(parameter.requires_grad and condition(name, parameter))
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise InputError(f"nothing of {embedder.config['backbone']} is left to train; is batch normalization frozen?")
-    embedder.train(embedder.training)  # batch normalization that is frozen now stays as it is
