@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_met, evaluate_vehicle_id
     from vicinal.evaluation.bootstrap import confidence_intervals, paired_differences
     from vicinal.evaluation.calibration import calibrate, operating_points
-    from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
+    from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics, cluster_threshold
     from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
     from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
@@ -51,6 +51,7 @@ __all__ = [
     "calibrate",
     "cluster",
     "cluster_metrics",
+    "cluster_threshold",
     "coarse_columns",
     "compare_models",
     "compare_reranking",

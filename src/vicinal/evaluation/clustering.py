@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.data.class_samples import sample_classes
 from vicinal.data.table import Table
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_integer
@@ -125,6 +127,47 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
         "AMI": adjusted_mutual_information(*sizes),
         "F1": _pairwise_f1(*sizes),
     }
+
+
+def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, seed: int = 0) -> float | None:
+    """The least mean similarity at which merging clusters gives the highest pairwise F1 with the classes.
+
+    Of all cuts of the tree of :func:`~vicinal.retrieval.average_linkage`; of cuts that are equally good, that with most
+    clusters. It is half way between two merges.
+
+    Args:
+        embeddings: float [rows, dim].
+        table: one row per embedding, with labels.
+        max_images: of more, whole classes are drawn at random.
+        seed: of that.
+
+    Returns:
+        A cosine similarity; None where no class has two images.
+
+    Example:
+        >>> table = Table(pd.DataFrame({"label": ["Ada", "Ada", "Bo"]}))
+        >>> round(cluster_threshold(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), table), 2)
+        0.55
+    """
+    from vicinal.retrieval.individuals import average_linkage
+
+    check_rows(embeddings, table)
+    rows = sample_classes(np.arange(len(table)), table.labels, max_images, seed)
+    labels = table.labels[rows].tolist()
+    merges = average_linkage(UnitVectors(embeddings, "embedding").take(rows).cpu().numpy())
+    members = [Counter([label]) for label in labels]  # of each cluster, the number of images of each class
+    num_class_pairs = sum(count * (count - 1) // 2 for count in Counter(labels).values())
+    num_pairs, num_right, best, threshold = 0, 0, 0.0, None
+    for number, (first, second, distance, _) in enumerate(merges.tolist()):
+        small, large = sorted((members[int(first)], members[int(second)]), key=len)
+        num_pairs += small.total() * large.total()
+        num_right += sum(count * large[label] for label, count in small.items())
+        members.append(large + small)
+        following = merges[number + 1, 2] if number + 1 < len(merges) else 2.0
+        score = 2 * num_right / (num_pairs + num_class_pairs)
+        if following > distance and score > best:
+            best, threshold = score, 1 - (distance + following) / 2
+    return threshold
 
 
 def _codes(names: npt.NDArray[Any], what: str) -> Integers:

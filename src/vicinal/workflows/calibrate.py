@@ -74,10 +74,12 @@ def calibrate_source(
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.
     """
     searched = embedded if gallery is None else with_gallery(embedded, gallery)
-    scores = open_set_scores(searched.vectors, searched.table, settings.score)
+    scores = open_set_scores(searched.vectors, searched.table, settings.score, settings.pooling)
     stranger = None
     if strangers is not None:
-        stranger = stranger_scores(strangers.vectors, searched.vectors, searched.table, settings.score)
+        stranger = stranger_scores(
+            strangers.vectors, searched.vectors, searched.table, settings.score, settings.pooling
+        )
     calibration = calibrate(
         searched.vectors,
         searched.table,
@@ -89,6 +91,7 @@ def calibrate_source(
         fingerprint=embedded.fingerprint,
         scores=scores,
         strangers=stranger,
+        pooling=settings.pooling,
     )
     _log_doubts(calibration, embedded.table)
     rates = tuple(sorted({*RATES, settings.false_accept_rate}))

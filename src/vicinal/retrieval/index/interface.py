@@ -133,6 +133,12 @@ class ImageIndex(ABC):
             calibration.check_model(self.fingerprint())
         self._change_settings(calibration=None if calibration is None else calibration.to_dict())
 
+    @property
+    def match_calibration(self) -> Calibration | None:
+        """The calibration if it is about single matches; None without one, or where it is about pooled identities."""
+        calibration = self.calibration
+        return None if calibration is None or calibration.pooling != "best" else calibration
+
     def fingerprint(self) -> str | None:
         """Return a text that identifies the model and the refiner of its vectors; None where the model is unknown."""
         refined = "" if self.refiner_fingerprint is None else f"+{self.refiner_fingerprint}"

@@ -1,0 +1,158 @@
+"""Identification of individuals: who of a gallery of identities a photo shows, or that it shows somebody new."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.table import Table
+from vicinal.retrieval.by_class import class_similarities
+from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.utils.arguments import is_integer, is_number, shown
+from vicinal.utils.arrays import Doubles, Floats, Integers
+from vicinal.utils.errors import InputError
+
+MAX_CLUSTERED = 10_000  # photos, whose distances take 400 MB
+
+
+def identify(index: ImageIndex, vectors: Floats, table: Table, *, min_score: float | None = None) -> pd.DataFrame:
+    """Say for every photo which identity of the index it shows, or that it is of a new individual.
+
+    The identities are the labels of the index, each with one photo or several. A photo is compared with all of them,
+    pooled as the calibration of the index says (:func:`~vicinal.retrieval.class_similarities`). The nearest identity is
+    accepted by the calibration's threshold; the other photos are clustered by :func:`average_linkage`, and each cluster
+    is proposed as one new identity.
+
+    Args:
+        index: of identities, with its :attr:`~vicinal.Index.calibration`.
+        vectors: float32 [n, d], the photos.
+        table: one row per photo.
+        min_score: the least similarity to an accepted identity, by its best photo, and between photos of one new
+            individual, in place of the calibration.
+
+    Returns:
+        One row per photo: `identity`, the accepted identity, or the name of a new one, such as `new-1` (the next
+        integer where labels are integers), of the largest cluster first; `is_new`; `nearest`, the most similar identity
+        of the index; its `score`, of the kind of the calibration; and `probability`, that the photo is of it, NaN
+        without a calibration.
+
+    Raises:
+        InputError: the index has no labels, a refiner, neither a calibration nor a minimum, or other dimensions; or
+            more than 10,000 photos are new.
+
+    Example:
+        >>> from vicinal import Index
+        >>> index = Index.build(np.eye(3)[:2], Table(pd.DataFrame({"label": ["Ada", "Bo"]})))
+        >>> photos = np.array([[0.9, 0.1, 0], [0.1, 0, 1], [0, 0.1, 1]], dtype=np.float32)
+        >>> found = identify(index, photos, Table(pd.DataFrame(index=range(3))), min_score=0.7)
+        >>> found["identity"].tolist(), found["nearest"].tolist()
+        (['Ada', 'new-1', 'new-1'], ['Ada', 'Ada', 'Bo'])
+    """
+    calibration = index.calibration if min_score is None else None
+    bound, min_similarity = _thresholds(index, calibration, min_score)
+    gallery, frame = index.contents()
+    has_label = frame["label"].notna().to_numpy(dtype=bool) if "label" in frame else np.zeros(len(frame), dtype=bool)
+    if not has_label.any():
+        raise InputError("the index has no identities; add photos with labels: vicinal enroll")
+    codes, names = pd.factorize(frame["label"][has_label], sort=True)
+    queries = UnitVectors(vectors, "photo")
+    found = class_similarities(
+        queries, UnitVectors(gallery[has_label], "vector"), np.full(len(queries), len(names)), codes.astype(np.int64),
+        pooling="best" if calibration is None else calibration.pooling,
+    )  # fmt: skip
+    scores = found.others[:, 0].astype(np.float64)
+    if calibration is not None and calibration.score == "margin":
+        scores = scores - np.maximum(found.others[:, 1], LOWEST_SIMILARITY)
+    is_new = scores < bound
+    nearest = np.array(names.tolist(), dtype=object)[found.other_labels[:, 0]]
+    identities = nearest.copy()
+    clusters = cluster_photos(queries.take(np.flatnonzero(is_new)).cpu().numpy(), min_similarity)
+    proposed = new_names(int(clusters.max(initial=-1)) + 1, names.tolist())
+    identities[is_new] = [proposed[cluster] for cluster in clusters.tolist()]
+    probabilities = np.full(len(scores), np.nan) if calibration is None else calibration.probability(scores)
+    return pd.DataFrame({"identity": identities, "is_new": is_new, "nearest": nearest, "score": scores,
+                         "probability": probabilities}, index=table.frame.index)  # fmt: skip
+
+
+def _thresholds(index: ImageIndex, calibration: Calibration | None, min_score: float | None) -> tuple[float, float]:
+    """The least score of an accepted identity, and the least similarity of photos of a new one."""
+    if index.refiner_fingerprint is not None:
+        raise InputError("the index holds refined embeddings; identify individuals by an index without a refiner")
+    if min_score is not None:
+        if not (is_number(min_score) and -1 <= min_score <= 1):
+            raise InputError(f"min_score = {shown(min_score)} is invalid; use one from -1 to 1, such as 0.6")
+        return min_score, min_score
+    if calibration is None:
+        raise InputError("the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give "
+                         "min_score")  # fmt: skip
+    if calibration.cluster_threshold is None:
+        raise InputError("the calibration has no cluster_threshold, as its classes have one photo each; give min_score")
+    return calibration.threshold, calibration.cluster_threshold
+
+
+def new_names(number: int, taken: Collection[Any]) -> list[Any]:
+    """Names for new identities, which no other has.
+
+    Example:
+        >>> new_names(2, ["Ada", "new-1"]), new_names(2, [3, 7])
+        (['new-2', 'new-3'], [8, 9])
+    """
+    if taken and all(is_integer(name) for name in taken):
+        return list(range(max(taken) + 1, max(taken) + 1 + number))
+    used = {str(name) for name in taken}
+    free = (name for at in range(1, number + len(used) + 1) if (name := f"new-{at}") not in used)
+    return [next(free) for _ in range(number)]
+
+
+def average_linkage(unit: Floats) -> Doubles:
+    """Merge the two clusters with the highest mean similarity between their photos, until one cluster is left.
+
+    Args:
+        unit: float32 [n, d], of length 1.
+
+    Returns:
+        float64 [n - 1, 4], as of `scipy.cluster.hierarchy.linkage`: two clusters, 1 - their mean cosine similarity, and
+        the number of photos of both.
+
+    Raises:
+        InputError: there are more than 10,000 photos.
+    """
+    from scipy.cluster.hierarchy import linkage  # takes time to import
+
+    if len(unit) > MAX_CLUSTERED:
+        raise InputError(f"{len(unit):,} photos are too many to be clustered; give at most {MAX_CLUSTERED:,} at a time")
+    if len(unit) < 2:
+        return np.empty((0, 4))
+    distances = [1.0 - unit[row + 1 :] @ unit[row] for row in range(len(unit) - 1)]
+    merges: Doubles = linkage(np.maximum(np.concatenate(distances), 0).astype(np.float64), "average")
+    return merges
+
+
+def cluster_photos(unit: Floats, min_similarity: float) -> Integers:
+    """Cluster photos by :func:`average_linkage`, as long as two clusters are at least so similar.
+
+    Args:
+        unit: float32 [n, d], of length 1.
+        min_similarity: the least mean cosine similarity of the photos of two clusters that are merged.
+
+    Returns:
+        int64 [n], the cluster of each photo, from 0, the largest first; of equal ones, that with the earlier photo.
+
+    Example:
+        >>> cluster_photos(np.eye(2, dtype=np.float32)[[0, 1, 1]], 0.5)
+        array([1, 0, 0])
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    if len(unit) < 2:
+        return np.zeros(len(unit), dtype=np.int64)
+    found = fcluster(average_linkage(unit), max(1.0 - min_similarity, 0.0), "distance")
+    _, first, codes, counts = np.unique(found, return_index=True, return_inverse=True, return_counts=True)
+    rank = np.empty(len(counts), dtype=np.int64)
+    rank[np.lexsort((first, -counts))] = np.arange(len(counts))
+    return rank[codes]
