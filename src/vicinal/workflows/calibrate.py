@@ -74,11 +74,11 @@ def calibrate_source(
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.
     """
     searched = embedded if gallery is None else with_gallery(embedded, gallery)
-    scores = open_set_scores(searched.vectors, searched.table, settings.score, settings.pooling)
+    scores = open_set_scores(searched.vectors, searched.table, settings.score, settings.identity_pooling)
     stranger = None
     if strangers is not None:
         stranger = stranger_scores(
-            strangers.vectors, searched.vectors, searched.table, settings.score, settings.pooling
+            strangers.vectors, searched.vectors, searched.table, settings.score, settings.identity_pooling
         )
     calibration = calibrate(
         searched.vectors,
@@ -91,7 +91,7 @@ def calibrate_source(
         fingerprint=embedded.fingerprint,
         scores=scores,
         strangers=stranger,
-        pooling=settings.pooling,
+        pooling=settings.identity_pooling,
     )
     _log_doubts(calibration, embedded.table)
     rates = tuple(sorted({*RATES, settings.false_accept_rate}))

@@ -88,8 +88,9 @@ class CalibrationSettings:
         threshold_by: rate: these classes have that rate; bound: other classes have it too, with the confidence of
             confidence_level, which needs many classes.
         score: similarity of the best match, or margin to the best image of any other class.
-        pooling: of vicinal identify, how the photos of an identity are pooled: best, its most similar photo; mean, of
-            its two most similar ones; centroid, the mean of all. With mean or centroid, vicinal search does not decide.
+        identity_pooling: of vicinal identify, how the photos of an identity are pooled: best, its most similar photo;
+            mean, of its two most similar ones; centroid, the mean of all. With mean or centroid, vicinal search does
+            not decide.
         unknown_fraction: the fraction of queries of unknown classes in use, by which probabilities are weighted.
         confidence_level: of intervals and bounds, between 0 and 1.
         num_resamples: number of bootstrap samples.
@@ -102,7 +103,7 @@ class CalibrationSettings:
     false_accept_rate: float = 0.01
     threshold_by: Literal["rate", "bound"] = "rate"
     score: Literal["similarity", "margin"] = "similarity"
-    pooling: Literal["best", "mean", "centroid"] = "best"
+    identity_pooling: Literal["best", "mean", "centroid"] = "best"
     unknown_fraction: float = 0.5
     confidence_level: float = 0.95
     num_resamples: int = 2000
