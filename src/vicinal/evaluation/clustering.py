@@ -116,17 +116,50 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
         shapes = f"{list(names.shape)} and {list(numbers.shape)}"
         raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each per image: [n]")
     class_codes, cluster_codes = _codes(names, "label"), _codes(numbers, "cluster")
-    pairs = class_codes * (cluster_codes.max() + 1) + cluster_codes
-    sizes = (
-        np.bincount(class_codes),
-        np.bincount(cluster_codes),
-        np.unique(pairs, return_counts=True)[1].astype(np.int64),
-    )
+    sizes = _sizes(class_codes, cluster_codes)
     return {
         "NMI": float(normalized_mutual_info_score(class_codes, cluster_codes)),
         "AMI": adjusted_mutual_information(*sizes),
         "F1": _pairwise_f1(*sizes),
     }
+
+
+def _sizes(class_codes: Integers, cluster_codes: Integers) -> tuple[Integers, Integers, Integers]:
+    """The sizes of the classes, of the clusters, and of their nonempty intersections."""
+    pairs = class_codes * (cluster_codes.max() + 1) + cluster_codes
+    overlaps = np.unique(pairs, return_counts=True)[1].astype(np.int64)
+    return np.bincount(class_codes), np.bincount(cluster_codes), overlaps
+
+
+def cluster_agreement(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str, float]:
+    """ARI and pairwise F1 of clusters, which count pairs of images.
+
+    ARI is the adjusted Rand index (Hubert & Arabie, "Comparing partitions", J. Classification 2, 1985): 1 if clusters
+    and classes are the same, around 0 if the clusters are random.
+
+    Args:
+        labels: [n], the class of each image: integers, text or other names.
+        clusters: [n], the cluster of each image.
+
+    Example:
+        >>> {name: round(value, 4) for name, value in cluster_agreement([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
+        {'ARI': 0.1667, 'F1': 0.5}
+    """
+    sizes = _sizes(_codes(np.asarray(labels), "label"), _codes(np.asarray(clusters), "cluster"))
+    return {"ARI": _adjusted_rand_index(*sizes), "F1": _pairwise_f1(*sizes)}
+
+
+def _num_pairs(sizes: Integers) -> int:
+    return int((sizes * (sizes - 1) // 2).sum())
+
+
+def _adjusted_rand_index(classes: Integers, clusters: Integers, overlaps: Integers) -> float:
+    of_class, of_cluster, of_both = map(_num_pairs, (classes, clusters, overlaps))
+    total = _num_pairs(classes.sum(keepdims=True))
+    if of_class == of_cluster == of_both or not total:
+        return 1.0
+    expected = of_class * of_cluster / total
+    return (of_both - expected) / ((of_class + of_cluster) / 2 - expected)
 
 
 def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, seed: int = 0) -> float | None:
@@ -181,7 +214,7 @@ def _codes(names: npt.NDArray[Any], what: str) -> Integers:
 
 def _pairwise_f1(classes: Integers, clusters: Integers, overlaps: Integers) -> float:
     """2 x pairs of one class and one cluster / (pairs of one class + pairs of one cluster); 1 where there are none."""
-    num_pairs = [int((sizes * (sizes - 1) // 2).sum()) for sizes in (classes, clusters, overlaps)]
+    num_pairs = [_num_pairs(sizes) for sizes in (classes, clusters, overlaps)]
     total = num_pairs[0] + num_pairs[1]
     return 2 * num_pairs[2] / total if total else 1.0
 

@@ -182,6 +182,13 @@ class EvaluationSettings:
             the first K), MRR.
         hierarchy: score the coarse labels of the table too.
         clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
+        open_set: enroll a part of the classes, and identify the other images among these: closed_set_accuracy,
+            identification_rate, known_as_new, unknown_rate, and the agreement of the clusters of new ones, new_ARI and
+            new_F1. Thresholds are those of the model's calibration, see vicinal calibrate.
+        known_fraction: the fraction of the classes that open_set enrolls, with half of their images; a table with
+            is_query and is_gallery says it itself.
+        calibration: of open_set, the .json file that vicinal calibrate wrote; None: that in the folder of the model or
+            in the index.
         protocol: standard, roxford, rparis, vehicle_id, landmarks_v2 or met; None: that of the benchmark the source
             names, else standard.
         root: folder of the ground truth of roxford and rparis.
@@ -199,6 +206,9 @@ class EvaluationSettings:
     metrics: Sequence[str] = ()
     hierarchy: bool = False
     clusters: bool = False
+    open_set: bool = False
+    known_fraction: float = 0.5
+    calibration: str | None = None
     protocol: Protocol | None = None
     root: str | None = None
     group_by: str | None = None
@@ -213,6 +223,10 @@ class EvaluationSettings:
 
         for name in self.metrics:
             metric_by_name(name)
+        if not 0 < self.known_fraction < 1:
+            raise InputError(f"known_fraction = {self.known_fraction} is invalid; use one between 0 and 1")
+        if self.calibration is not None and not self.open_set:
+            raise InputError("calibration is about open_set; give --open_set too")
         Resampling("classes", self.confidence_level, self.num_resamples, self.seed)
 
     def protocol_of(self, source: str) -> Protocol:
