@@ -3,9 +3,9 @@
     python -m benchmarks.individuals NAME=VALIDATION,TEST [NAME=VALIDATION,TEST ...] --out FOLDER
 
 VALIDATION and TEST are files of embeddings of disjoint classes, such as those of `vicinal embed RUN --split val --out
-val.parquet`. The thresholds are calibrated on the validation classes, for 10 % of false accepts; half of the test classes
-are enrolled, with half of their photos or at most two, over ten divisions. A row is the mean over these; its interval is
-the mean of theirs, over classes. What was measured is kept in FOLDER, and is not measured again.
+val.parquet`. Thresholds are calibrated on the validation classes, for 10 % of false accepts. Half of the test classes
+are enrolled, with half of their photos or at most two, in ten random divisions. A row is the mean over these; its
+interval is the mean of theirs, over classes. What was measured is kept in FOLDER, and is not measured again.
 """
 
 from __future__ import annotations
