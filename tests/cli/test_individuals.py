@@ -79,7 +79,8 @@ def test_photos_are_identified_decided_about_and_not_asked_about_again(station: 
 
 
 def test_the_written_file_is_filled_in(station: Path, capsys) -> None:
-    identified(capsys, "--csv", "found.csv")
+    identified(capsys, "--csv", "found.csv", "--page", "page.html")
+    assert "vicinal enroll gallery --source second.parquet --decisions decisions.csv" in Path("page.html").read_text()
     frame = pd.read_csv("found.csv", keep_default_na=False)
     assert frame["decision"].tolist() == [""] * 5
     frame["decision"] = ["same", "new", "new", "", "not sure"]
@@ -125,6 +126,7 @@ def test_a_photo_under_another_identity_is_not_moved(station: Path, capsys) -> N
         (["identify", "gallery", "--source", "second.parquet"], "the index has no calibration"),
         (["identify", "gallery", "--source", "second.parquet", "--min_score", "3"], "min_score = 3.0 is invalid"),
         (["identify", "gallery", "--source", "second.parquet", "--csv", "a.txt"], "name a file ending in .csv"),
+        (["identify", "gallery", "--source", "second.parquet", "--page", "a.txt"], "name a file ending in .html"),
         (["identify", "new", "--source", "second.parquet"], "new: no such file or folder"),
     ],
 )

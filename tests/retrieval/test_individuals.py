@@ -11,7 +11,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from vicinal import Index, Table
 from vicinal.evaluation import cluster_metrics
-from vicinal.retrieval import cluster_photos, identify, individuals, match_images
+from vicinal.retrieval import cluster_photos, enrolled_photos, identify, individuals, match_images
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.utils.errors import InputError
 
@@ -111,3 +111,13 @@ def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
     with pytest.raises(InputError, match="about identities; use vicinal identify"):
         match_images(index, vectors, table, k=1)
     assert match_images(index, vectors, table, k=1, min_score=0.5)[0].decision.is_match
+
+
+def test_photos_without_labels_are_in_the_index_but_no_identities() -> None:
+    index = Index.build(np.eye(3), Table(pd.DataFrame({"label": [4, 4, 9], "is_query": [True] * 3})))
+    index.add(-np.eye(3), Table(pd.DataFrame({"path": ["a", "b", "c"]})))
+    one = Table(pd.DataFrame(index=range(1)))
+    assert identify(index, -np.eye(3)[:1], one, min_score=0.5)["identity"].tolist() == [10]
+    vectors, table = enrolled_photos(index)
+    assert vectors.shape == (3, 3)
+    assert (table.classes, table.has("path"), table.has("is_query")) == ([4, 9], False, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -105,9 +106,11 @@ def add_identify(parser: Parser) -> None:
                         "photo of an identity, and within a new one, in place of the calibration of the gallery "
                         "(vicinal calibrate --index)")  # fmt: skip
     parser.add_argument("--ask_again", action="store_true", help="also identify photos that nobody was sure about")
+    parser.add_argument("--page", metavar="PAGE", help="also write a page to review the result, such as "
+                        "proposals.html, which saves decisions.csv for vicinal enroll")  # fmt: skip
     parser.add_argument("--csv", metavar="FILE", help="also write the result to this .csv file, with a column decision "
                         "to be filled in: same, new or not sure")  # fmt: skip
-    parser.show_first("source", "min_score", "ask_again", "csv", "model", "split", "where", "json")
+    parser.show_first("source", "page", "min_score", "ask_again", "csv", "model", "split", "where", "json")
 
 
 def identify(arguments: Arguments) -> None:
@@ -115,18 +118,28 @@ def identify(arguments: Arguments) -> None:
     inputs.check_index(arguments.index)
     inputs.check_source(arguments.source)
     inputs.check_embedding(arguments)
-    if arguments.csv is not None and not arguments.csv.lower().endswith(".csv"):
-        raise InputError(f"--csv {arguments.csv}: name a file ending in .csv")
+    for flag, suffix in (("csv", ".csv"), ("page", ".html")):
+        file = getattr(arguments, flag)
+        if file is not None and not file.lower().endswith(suffix):
+            raise InputError(f"--{flag} {file}: name a file ending in {suffix}")
     from vicinal.retrieval import Index
     from vicinal.retrieval.individuals import identify as identify_photos
     from vicinal.workflows.individuals import identification_text
 
     index = Index.load(arguments.index, arguments.timeout)
-    embedded = _undecided(arguments, index)
+    embedded, folder = _undecided(arguments, index)
     if embedded is None:
         return print_result([] if arguments.json else "all photos were decided before")
     inputs.check_models(index, None, embedded, inputs.made_with(arguments, arguments.source))
     found = identify_photos(index, embedded.vectors, embedded.table, min_score=arguments.min_score)
+    if arguments.page is not None:
+        from vicinal.report.page.proposals import write_proposals_page
+        from vicinal.retrieval.individuals import enrolled_photos
+
+        words = ["vicinal", "enroll", arguments.index, "--source", arguments.source, "--decisions", "decisions.csv"]
+        gallery = enrolled_photos(index)[1]
+        write_proposals_page(arguments.page, found, embedded.table, gallery, command=shlex.join(words), folder=folder)
+        log(f"wrote {arguments.page}")
     paths = embedded.table.image_keys if embedded.table.has("path") else [f"row {row}" for row in found.index]
     found.insert(0, "path", paths)
     if arguments.csv is not None:
@@ -139,22 +152,24 @@ def identify(arguments: Arguments) -> None:
     print_result(_records(found) if arguments.json else identification_text(found))
 
 
-def _undecided(arguments: Arguments, index: ImageIndex) -> EmbeddedTable | None:
-    """The embeddings of the photos that were not decided before; None if there are none."""
+def _undecided(arguments: Arguments, index: ImageIndex) -> tuple[EmbeddedTable | None, str | None]:
+    """The embeddings of the photos that were not decided before, None if there are none; and the folder of all."""
+    from vicinal.data.cleaning_decisions import common_folder
     from vicinal.workflows.individuals import is_undecided
     from vicinal.workflows.source import Source
 
     reader = _reader(arguments, index)
     stored = reader.embed(arguments.source, arguments.split) if Source(arguments.source).is_stored else None
     table = reader.read_table(arguments.source, arguments.split) if stored is None else stored.table
+    folder = common_folder(table.paths) if table.has("path") else None
     is_left = is_undecided(index, table, arguments.ask_again)
     if not is_left.all():
         log(f"left out {int((~is_left).sum()):,} photos that were decided before")
     if not is_left.any():
-        return None
+        return None, folder
     if stored is not None:
-        return replace(stored, vectors=stored.vectors[is_left], table=table.take(is_left))
-    return reader.embed_function(arguments.source)(table.take(is_left))
+        return replace(stored, vectors=stored.vectors[is_left], table=table.take(is_left)), folder
+    return reader.embed_function(arguments.source)(table.take(is_left)), folder
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, object]]:

@@ -196,7 +196,7 @@ def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, s
         num_pairs += small.total() * large.total()
         num_right += sum(count * large[label] for label, count in small.items())
         members.append(large + small)
-        following = merges[number + 1, 2] if number + 1 < len(merges) else 2.0
+        following = float(merges[number + 1, 2]) if number + 1 < len(merges) else 2.0
         score = 2 * num_right / (num_pairs + num_class_pairs)
         if following > distance and score > best:
             best, threshold = score, 1 - (distance + following) / 2

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
-    from vicinal.retrieval.individuals import average_linkage, cluster_photos, identify
+    from vicinal.retrieval.individuals import average_linkage, cluster_photos, enrolled_photos, identify
     from vicinal.retrieval.neighbors import Neighbors, range_search, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
     from vicinal.retrieval.refinement import Refinement, refine
@@ -52,6 +52,7 @@ __all__ = [
     "average_linkage",
     "class_similarities",
     "cluster_photos",
+    "enrolled_photos",
     "identify",
     "match_images",
     "range_search",

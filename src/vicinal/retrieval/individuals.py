@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.table import Table
 from vicinal.retrieval.by_class import class_similarities
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
@@ -55,28 +56,43 @@ def identify(index: ImageIndex, vectors: Floats, table: Table, *, min_score: flo
     """
     calibration = index.calibration if min_score is None else None
     bound, min_similarity = _thresholds(index, calibration, min_score)
-    gallery, frame = index.contents()
-    has_label = frame["label"].notna().to_numpy(dtype=bool) if "label" in frame else np.zeros(len(frame), dtype=bool)
-    if not has_label.any():
-        raise InputError("the index has no identities; add photos with labels: vicinal enroll")
-    codes, names = pd.factorize(frame["label"][has_label], sort=True)
+    gallery, enrolled = enrolled_photos(index)
     queries = UnitVectors(vectors, "photo")
     found = class_similarities(
-        queries, UnitVectors(gallery[has_label], "vector"), np.full(len(queries), len(names)), codes.astype(np.int64),
+        queries, UnitVectors(gallery, "vector"), np.full(len(queries), len(enrolled.classes)), enrolled.labels,
         pooling="best" if calibration is None else calibration.pooling,
     )  # fmt: skip
     scores = found.others[:, 0].astype(np.float64)
     if calibration is not None and calibration.score == "margin":
         scores = scores - np.maximum(found.others[:, 1], LOWEST_SIMILARITY)
     is_new = scores < bound
-    nearest = np.array(names.tolist(), dtype=object)[found.other_labels[:, 0]]
+    nearest = np.array(enrolled.classes, dtype=object)[found.other_labels[:, 0]]
     identities = nearest.copy()
     clusters = cluster_photos(queries.take(np.flatnonzero(is_new)).cpu().numpy(), min_similarity)
-    proposed = new_names(int(clusters.max(initial=-1)) + 1, names.tolist())
+    proposed = new_names(int(clusters.max(initial=-1)) + 1, enrolled.classes)
     identities[is_new] = [proposed[cluster] for cluster in clusters.tolist()]
     probabilities = np.full(len(scores), np.nan) if calibration is None else calibration.probability(scores)
     return pd.DataFrame({"identity": identities, "is_new": is_new, "nearest": nearest, "score": scores,
                          "probability": probabilities}, index=table.frame.index)  # fmt: skip
+
+
+def enrolled_photos(index: ImageIndex) -> tuple[Floats, Table]:
+    """The photos of an index that have labels, the identities.
+
+    Returns:
+        Vectors, float32 [n, d], and a table with `label`, and with paths and bounding boxes if all have paths.
+
+    Raises:
+        InputError: there are none.
+    """
+    vectors, frame = index.contents()
+    has_label = frame["label"].notna().to_numpy(dtype=bool) if "label" in frame else np.zeros(len(frame), dtype=bool)
+    if not has_label.any():
+        raise InputError("the index has no identities; add photos with labels: vicinal enroll")
+    frame = frame[has_label]
+    has_paths = "path" in frame and bool(frame["path"].notna().all())
+    columns = [name for name in ("path", *BOX_COLUMNS) if name in frame and has_paths]
+    return vectors[has_label], Table(frame[["label", *columns]])
 
 
 def _thresholds(index: ImageIndex, calibration: Calibration | None, min_score: float | None) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from vicinal.data.table_files import INTEGER
 from vicinal.retrieval.index.database import TIMEOUT
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.individuals import enrolled_photos
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
@@ -31,16 +32,14 @@ def enrolled_quality(index: ImageIndex, table: Table) -> pd.DataFrame:
     Returns:
         The columns of :func:`~vicinal.analysis.photo_quality` after `path` and `identity`.
     """
-    vectors, frame = index.contents()
-    has_label = frame["label"].notna().to_numpy(dtype=bool)
-    vectors, frame = vectors[has_label], frame[has_label].reset_index(drop=True)
-    rows = np.arange(len(frame))
-    if table.has("path"):
-        rows = np.flatnonzero(np.isin(frame["id"], index.ids_by_key(table.image_keys)))
-    gallery = Table(frame)
+    vectors, gallery = enrolled_photos(index)
+    has_paths = gallery.has("path")
+    rows = np.arange(len(gallery))
+    if has_paths and table.has("path"):
+        rows = np.flatnonzero(np.isin(gallery.image_keys, table.image_keys))
     quality = photo_quality(vectors, gallery, rows).drop(columns="row")
     quality.insert(0, "identity", gallery.frame["label"].to_numpy()[rows])
-    quality.insert(0, "path", gallery.frame["path"].to_numpy()[rows] if gallery.has("path") else None)
+    quality.insert(0, "path", gallery.frame["path"].to_numpy()[rows] if has_paths else None)
     return quality
 
 
