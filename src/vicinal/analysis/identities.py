@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from vicinal.data.boxes import Box, row_boxes
+from vicinal.data.columns import Box, row_boxes
 from vicinal.data.images.decoding import open_image, thumbnail
 from vicinal.data.table import Table
 from vicinal.retrieval.by_class import class_similarities
