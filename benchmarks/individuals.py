@@ -34,7 +34,7 @@ Value = tuple[float, float, float]
 
 
 def divided(table: Table, photos: int | None, seed: int) -> Table:
-    """Half of the classes with half of their photos, at most so many each, are the gallery; the others are queries."""
+    """Half of the classes with half of their photos, or at most `photos`, are the gallery; the others are queries."""
     rows = enrolled_rows(table, seed=seed)
     if photos is not None:
         rows = rows[pd.Series(table.labels[rows]).groupby(table.labels[rows]).cumcount().to_numpy() < photos]

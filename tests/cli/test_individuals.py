@@ -88,6 +88,9 @@ def test_the_written_file_is_filled_in(station: Path, capsys) -> None:
     text = output(capsys, "enroll", "gallery", "--source", "second.parquet", "--decisions", "found.csv")
     assert text.strip() == "1 same, 2 new, 1 not sure; the gallery has 8 photos"
     assert labels()[5:] == ["cat 0", "new-1", "new-1"]
+    words = ["identify", "gallery", "--source", "second.parquet", "--min_score", "0.8", "--csv", "found.csv"]
+    assert main(words) == 2
+    assert "--csv found.csv: holds 4 decisions, which would be lost; name another file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

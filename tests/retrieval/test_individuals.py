@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError
 
 
 def photos(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Photos of so many individuals, one to five of each, in no order."""
+    """One to five photos of each individual, in no order."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.repeat(np.arange(number), rng.integers(1, 6, number)))
     vectors = rng.normal(size=(number, 8))[labels] + 0.4 * rng.normal(size=(len(labels), 8))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vicinal.cli import inputs
+from vicinal.cli.data import check_not_decided
 from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
 from vicinal.cli.index import add_images, build_index, check_source
 from vicinal.utils.console import log
@@ -15,10 +18,10 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from vicinal.data import Table
     from vicinal.retrieval import ImageIndex
     from vicinal.utils.arrays import Integers
     from vicinal.workflows.embedded_table import EmbeddedTable
-    from vicinal.workflows.embedding_reader import EmbeddingReader
 
 GALLERY = f"an index whose labels are the identities: {inputs.INDEX}"
 
@@ -73,11 +76,24 @@ def enroll(arguments: Arguments) -> None:
 def _enroll_decided(arguments: Arguments) -> None:
     from vicinal.retrieval import Index
     from vicinal.workflows.individuals import apply_decisions
+
+    with Index.load(arguments.index, arguments.timeout) as index:
+        table, embed = _photos(arguments, index, on_error="raise")
+        counts = apply_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
+        words = ", ".join(f"{number:,} {action}" for action, number in counts.items())
+        print_result(counts if arguments.json else f"{words}; the gallery has {len(index):,} photos")
+
+
+def _photos(
+    arguments: Arguments, index: ImageIndex, **options: Any
+) -> tuple[Table, Callable[[Integers], EmbeddedTable]]:
+    """The photos of the source, and the function that embeds some rows of them by the model of the index."""
     from vicinal.workflows.source import Source
     from vicinal.workflows.sync import with_file_facts
 
-    source, index = arguments.source, Index.load(arguments.index, arguments.timeout)
-    reader = _reader(arguments, index)
+    index.check_refiner(None)
+    source, flags = arguments.source, inputs.made_with(arguments, arguments.source)
+    reader = inputs.reader_for(index, arguments, [source])[0]
     stored = reader.embed(source, arguments.split) if Source(source).is_stored else None
     table = reader.read_table(source, arguments.split) if stored is None else stored.table
 
@@ -85,18 +101,11 @@ def _enroll_decided(arguments: Arguments) -> None:
         if stored is not None:
             embedded = replace(stored, vectors=stored.vectors[rows], table=table.take(rows))
         else:
-            embedded = replace(reader, on_error="raise").embed_function(source)(with_file_facts(table.take(rows)))
-        index.check_model(embedded.fingerprint, inputs.made_with(arguments, source))
+            embedded = replace(reader, **options).embed_function(source)(with_file_facts(table.take(rows)))
+        index.check_model(embedded.fingerprint, flags)
         return embedded
 
-    counts = apply_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
-    words = ", ".join(f"{number:,} {action}" for action, number in counts.items())
-    print_result(counts if arguments.json else f"{words}; the gallery has {len(index):,} photos")
-
-
-def _reader(arguments: Arguments, index: ImageIndex) -> EmbeddingReader:
-    index.check_refiner(None)
-    return inputs.reader_for(index, arguments, [arguments.source])[0]
+    return table, embed
 
 
 def add_identify(parser: Parser) -> None:
@@ -105,7 +114,7 @@ def add_identify(parser: Parser) -> None:
     parser.add_argument("--min_score", type=flag_type(float), metavar="FLOAT", help="the least similarity to the best "
                         "photo of an identity, and within a new one, in place of the calibration of the gallery "
                         "(vicinal calibrate --index)")  # fmt: skip
-    parser.add_argument("--ask_again", action="store_true", help="also identify photos that nobody was sure about")
+    parser.add_argument("--ask_again", action="store_true", help="also identify photos that were not sure")
     parser.add_argument("--page", metavar="PAGE", help="also write a page to review the result, such as "
                         "proposals.html, which saves decisions.csv for vicinal enroll")  # fmt: skip
     parser.add_argument("--csv", metavar="FILE", help="also write the result to this .csv file, with a column decision "
@@ -114,7 +123,7 @@ def add_identify(parser: Parser) -> None:
 
 
 def identify(arguments: Arguments) -> None:
-    """Say who of a gallery new photos show, and which show somebody new."""
+    """Say which individuals of a gallery new photos show, and which show new ones."""
     inputs.check_index(arguments.index)
     inputs.check_source(arguments.source)
     inputs.check_embedding(arguments)
@@ -122,22 +131,32 @@ def identify(arguments: Arguments) -> None:
         file = getattr(arguments, flag)
         if file is not None and not file.lower().endswith(suffix):
             raise InputError(f"--{flag} {file}: name a file ending in {suffix}")
+    if arguments.csv is not None and os.path.exists(arguments.csv):
+        check_not_decided(arguments.csv)
+    import numpy as np
+
+    from vicinal.data.cleaning_decisions import common_folder
     from vicinal.retrieval import Index
     from vicinal.retrieval.individuals import identify as identify_photos
-    from vicinal.workflows.individuals import identification_text
+    from vicinal.workflows.calibration_places import warn_of_larger_gallery
+    from vicinal.workflows.individuals import identification_text, is_undecided
 
     index = Index.load(arguments.index, arguments.timeout)
-    embedded, folder = _undecided(arguments, index)
-    if embedded is None:
+    table, embed = _photos(arguments, index)
+    is_left = is_undecided(index, table, arguments.ask_again)
+    if not is_left.all():
+        log(f"left out {int((~is_left).sum()):,} photos that were decided before")
+    if not is_left.any():
         return print_result([] if arguments.json else "all photos were decided before")
-    inputs.check_models(index, None, embedded, inputs.made_with(arguments, arguments.source))
+    warn_of_larger_gallery(arguments.index, index)
+    embedded = embed(np.flatnonzero(is_left))
     found = identify_photos(index, embedded.vectors, embedded.table, min_score=arguments.min_score)
     if arguments.page is not None:
         from vicinal.report.page.proposals import write_proposals_page
         from vicinal.retrieval.individuals import enrolled_photos
 
         words = ["vicinal", "enroll", arguments.index, "--source", arguments.source, "--decisions", "decisions.csv"]
-        gallery = enrolled_photos(index)[1]
+        gallery, folder = enrolled_photos(index)[1], common_folder(table.paths) if table.has("path") else None
         write_proposals_page(arguments.page, found, embedded.table, gallery, command=shlex.join(words), folder=folder)
         log(f"wrote {arguments.page}")
     paths = embedded.table.image_keys if embedded.table.has("path") else [f"row {row}" for row in found.index]
@@ -150,26 +169,6 @@ def identify(arguments: Arguments) -> None:
         write_table(Path(arguments.csv), found.assign(decision=""))
         log(f"wrote {arguments.csv}")
     print_result(_records(found) if arguments.json else identification_text(found))
-
-
-def _undecided(arguments: Arguments, index: ImageIndex) -> tuple[EmbeddedTable | None, str | None]:
-    """The embeddings of the photos that were not decided before, None if there are none; and the folder of all."""
-    from vicinal.data.cleaning_decisions import common_folder
-    from vicinal.workflows.individuals import is_undecided
-    from vicinal.workflows.source import Source
-
-    reader = _reader(arguments, index)
-    stored = reader.embed(arguments.source, arguments.split) if Source(arguments.source).is_stored else None
-    table = reader.read_table(arguments.source, arguments.split) if stored is None else stored.table
-    folder = common_folder(table.paths) if table.has("path") else None
-    is_left = is_undecided(index, table, arguments.ask_again)
-    if not is_left.all():
-        log(f"left out {int((~is_left).sum()):,} photos that were decided before")
-    if not is_left.any():
-        return None, folder
-    if stored is not None:
-        return replace(stored, vectors=stored.vectors[is_left], table=table.take(is_left)), folder
-    return reader.embed_function(arguments.source)(table.take(is_left)), folder
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Identification of individuals: who of a gallery of identities a photo shows, or that it shows somebody new."""
+"""Identification of individuals: the identity of a gallery that a photo shows, or a proposed new one."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ def enrollment_text(quality: pd.DataFrame, index: ImageIndex) -> str:
 
 
 def is_undecided(index: ImageIndex, table: Table, ask_again: bool = False) -> Booleans:
-    """Whether each photo is neither in an index nor one that nobody was sure about, bool [rows].
+    """Whether each photo is neither in an index nor one that was decided to be not sure, bool [rows].
 
     Args:
         index: of identities.
         table: the photos; those without paths are undecided.
-        ask_again: whether those that nobody was sure about are undecided too.
+        ask_again: whether photos that are not sure are undecided too.
     """
     if not table.has("path"):
         return np.ones(len(table), dtype=bool)
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
     Attributes:
         labels: the identities of the photos that are to be enrolled, by their rows.
-        unsure: the keys of photos that nobody is sure about, and was not before.
+        unsure: the keys of photos that are not sure, and were not before.
         counts: the numbers of photos that are `same`, `new` and `not sure`, of those that were not decided before.
     """
 
@@ -106,7 +106,7 @@ def apply_decisions(
     The file is a CSV file with the columns `path`, `decision` (`same`, `new`, `not sure` or empty) and `identity`, as
     the page of `vicinal identify` saves it; paths are read as by :func:`~vicinal.data.apply_decisions`. A photo is
     enrolled under an identity of the index (`same`) or another one (`new`). One that is not sure is remembered, so that
-    nobody is asked about it again. Decisions that were applied before change nothing.
+    it is not proposed again. Decisions that were applied before change nothing.
 
     Args:
         place: the folder of an index of identities, or its URL.

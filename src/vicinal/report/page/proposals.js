@@ -1,4 +1,4 @@
-// Proposals: the photos of each are one individual of the gallery, a new one, or nobody is sure; saved as CSV.
+// Proposals: the photos of each are one individual of the gallery, a new one, or not sure; saved as CSV.
 const review = data.review;
 const reviewKey = "vicinal-proposals-" + review.key;
 const identities = new Set(review.identities);

@@ -24,9 +24,9 @@ MAX_PHOTOS = 24  # shown of a proposal; it is decided about all of them
 NUM_EXAMPLES = 3  # enrolled photos of the nearest identity, beside those of a proposal
 LEAD = (
     "Compare the photos with those of the gallery, which come first, and decide. Same: they show this identity. New: "
-    "they show somebody new, under the name that you give. Not sure: nobody is asked again. ✕ takes a photo out of its "
-    "proposal; it is not sure then. The browser remembers the decisions. Save them as decisions.csv, which this "
-    "command applies. Photos that are not decided about are proposed again."
+    "they show a new individual, under the name that you give. Not sure: they are not proposed again. ✕ takes a photo "
+    "out of its proposal; it is not sure then. The browser remembers the decisions. Save them as decisions.csv, which "
+    "this command applies. Photos without a decision are proposed again."
 )
 
 

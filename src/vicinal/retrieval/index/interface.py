@@ -141,7 +141,7 @@ class ImageIndex(ABC):
 
     @property
     def unsure(self) -> list[str]:
-        """The images that nobody could identify, by their keys (`Table.image_keys`); they are not in the index."""
+        """The keys (`Table.image_keys`) of images whose identity is not sure; they are not in the index."""
         return list(self._settings.get("unsure") or ())
 
     @unsure.setter
