@@ -11,7 +11,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from vicinal import Index, Table
 from vicinal.evaluation import cluster_metrics
-from vicinal.retrieval import cluster_photos, enrolled_photos, identify, individuals, match_images
+from vicinal.retrieval import cluster_photos, enrolled_photos, identify, linkage, match_images
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.utils.errors import InputError
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_identified_is_refused(monkeypatch: pytest.MonkeyPatch) -
     index.calibration = replace(example_calibration(), cluster_threshold=None)
     with pytest.raises(InputError, match="has no cluster_threshold"):
         identify(index, vectors, table)
-    monkeypatch.setattr(individuals, "MAX_CLUSTERED", 3)
+    monkeypatch.setattr(linkage, "MAX_CLUSTERED", 3)
     with pytest.raises(InputError, match="photos are too many to be clustered; give at most 3"):
         identify(index, -vectors, table, min_score=1.0)
 

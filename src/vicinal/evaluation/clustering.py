@@ -13,6 +13,7 @@ import pandas as pd
 
 from vicinal.data.class_samples import sample_classes
 from vicinal.data.table import Table
+from vicinal.retrieval.linkage import average_linkage
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Doubles, Floats, Integers
@@ -182,8 +183,6 @@ def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, s
         >>> round(cluster_threshold(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), table), 2)
         0.55
     """
-    from vicinal.retrieval.individuals import average_linkage
-
     check_rows(embeddings, table)
     rows = sample_classes(np.arange(len(table)), table.labels, max_images, seed)
     labels = table.labels[rows].tolist()

@@ -13,7 +13,7 @@ from vicinal.evaluation.open_set import same_image_or_group
 from vicinal.evaluation.resampling import check_confidence_level
 from vicinal.retrieval.by_class import class_similarities
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
-from vicinal.retrieval.individuals import cluster_photos
+from vicinal.retrieval.linkage import cluster_photos
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Integers
