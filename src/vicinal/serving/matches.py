@@ -82,7 +82,7 @@ def _search(
     if options.exclude_id is not None:
         index = index.without(options.exclude_id)
     reranking = None if options.rerank is None else getattr(retrieval, RERANKINGS[options.rerank])()
-    calibration = index.calibration if reranking is None else None
+    calibration = index.match_calibration if reranking is None else None
     is_decided = calibration is not None or options.min_score is not None or options.min_probability is not None
     k = index.count(index.select(options.filter), at_most=options.k)
     if not k:
