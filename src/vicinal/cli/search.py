@@ -14,6 +14,8 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval import ImageIndex, SearchResult
+    from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.local_features import LocalSearch
 
 DEFAULT_K = 10
 
@@ -62,7 +64,7 @@ def search(arguments: Arguments) -> None:
     for source in arguments.queries:
         inputs.check_source(source)
     inputs.check_embedding(arguments)
-    reranking = inputs.read_reranking(arguments)
+    reranking: Any = inputs.read_reranking(arguments)
     from vicinal.retrieval import Index, match_images, search_images
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
@@ -74,9 +76,13 @@ def search(arguments: Arguments) -> None:
         warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []
+    local: LocalSearch | None = None
     flags = inputs.made_with(arguments, arguments.queries[0])
     for queries in reader.embed_sources(arguments.queries):
         inputs.check_models(index, refiner, queries, flags)
+        if arguments.rerank == "local":
+            local = local or _local_search(arguments, index, queries)
+            reranking = local.reranking(queries)
         found += find(
             index,
             queries.vectors,
@@ -91,6 +97,14 @@ def search(arguments: Arguments) -> None:
     if arguments.grid:
         _draw(found, arguments.grid)
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
+
+
+def _local_search(arguments: Arguments, index: ImageIndex, queries: EmbeddedTable) -> LocalSearch:
+    from vicinal.workflows.local_features import LocalSearch
+    from vicinal.workflows.settings import LocalSettings
+
+    settings = read_settings(LocalSettings, arguments, "local.")
+    return LocalSearch(index, queries, settings, inputs.read_reranking(arguments))
 
 
 def _draw(found: Sequence[SearchResult], path: str) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
+    from vicinal.retrieval.reranking.local import LocalReranking, PatchMatches
+    from vicinal.retrieval.reranking.local_features import LocalEncoder, LocalFeatures, StoredFeatures
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
@@ -35,9 +37,13 @@ __all__ = [
     "EngineUnavailableError",
     "ImageIndex",
     "Index",
+    "LocalEncoder",
+    "LocalFeatures",
+    "LocalReranking",
     "NeighborAverage",
     "Neighbors",
     "PCAWhitening",
+    "PatchMatches",
     "QueryExpansion",
     "QueryGallery",
     "ReciprocalReranking",
@@ -47,6 +53,7 @@ __all__ = [
     "Reranking",
     "SearchResult",
     "SequentialReranking",
+    "StoredFeatures",
     "UnitVectors",
     "class_similarities",
     "match_images",

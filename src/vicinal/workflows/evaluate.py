@@ -41,8 +41,8 @@ from vicinal.workflows.settings import REVISITED, VEHICLE_ID, EvaluationSettings
 
 MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
 
-MakeReranking = Callable[[EmbeddedTable], Reranking]
-"""Makes the re-ranking or refinement of some embeddings."""
+MakeReranking = Callable[[str, EmbeddedTable], Reranking]
+"""Makes the re-ranking or refinement of the embeddings of a source."""
 Combine = Literal["compare", "average"]
 
 
@@ -103,7 +103,7 @@ def evaluate_sources(
                 clustering = cluster(embedded.vectors, embedded.table, seed=settings.seed)
                 before = replace(before, metrics=before.metrics | clustering.metrics)
         if make_reranking is not None:
-            after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(embedded))
+            after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(name, embedded))
         evaluated.append(EvaluatedSource(name, embedded.table, before, after, embedded.cost))
     return evaluated
 
