@@ -244,11 +244,11 @@ def read_reranking(arguments: Arguments) -> Any:
     return kind(**options)
 
 
-def check_local(arguments: Arguments, is_used: bool) -> None:
-    """Raise InputError if there are options of local features, which are not used."""
+def check_local(arguments: Arguments, is_used: bool, needed: str = "--rerank local") -> None:
+    """Raise InputError if there are options of local features, but these are not used without another flag."""
     given = [name for name in vars(arguments) if name.startswith("local.")]
     if given and not is_used:
-        raise InputError(f"--{given[0]} is about local features; give --rerank local too")
+        raise InputError(f"--{given[0]} is about local features; give {needed} too")
 
 
 def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:

@@ -14,7 +14,6 @@ from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval import ImageIndex, SearchResult
-    from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.local_features import LocalSearch
 
 DEFAULT_K = 10
@@ -81,8 +80,8 @@ def search(arguments: Arguments) -> None:
     for queries in reader.embed_sources(arguments.queries):
         inputs.check_models(index, refiner, queries, flags)
         if arguments.rerank == "local":
-            local = local or _local_search(arguments, index, queries)
-            reranking = local.reranking(queries)
+            local = local or _local_search(arguments, index, queries.origin)
+            reranking = local.reranking(queries.table)
         found += find(
             index,
             queries.vectors,
@@ -99,12 +98,14 @@ def search(arguments: Arguments) -> None:
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
 
 
-def _local_search(arguments: Arguments, index: ImageIndex, queries: EmbeddedTable) -> LocalSearch:
+def _local_search(arguments: Arguments, index: ImageIndex, model: object) -> LocalSearch:
     from vicinal.workflows.local_features import LocalSearch
     from vicinal.workflows.settings import LocalSettings
 
-    settings = read_settings(LocalSettings, arguments, "local.")
-    return LocalSearch(index, queries, settings, inputs.read_reranking(arguments))
+    is_given = any(name.startswith("local.") for name in vars(arguments))
+    settings = read_settings(LocalSettings, arguments, "local.") if is_given else None
+    weight = getattr(arguments, "rerank.weight")
+    return LocalSearch(index, model, settings, inputs.read_reranking(arguments), weight)
 
 
 def _draw(found: Sequence[SearchResult], path: str) -> None:

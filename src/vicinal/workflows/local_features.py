@@ -10,15 +10,17 @@ from vicinal.data.table import Table
 from vicinal.evaluation.reranking_weight import choose_weight
 from vicinal.models import Embedder
 from vicinal.models.module_embedder import ModuleEmbedder
+from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.local import LocalReranking
-from vicinal.retrieval.reranking.local_features import MAX_FIT_IMAGES, IndexFeatures, LocalEncoder, images_of
+from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.settings import LocalSettings
 
 MEBIBYTE = 2**20
+BLOCK_SIZE = 1_000  # images whose local features are stored together
 
 
 def learn_encoder(model: object, images: Table, settings: LocalSettings, source: str) -> LocalEncoder:
@@ -83,28 +85,70 @@ def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> 
     )
 
 
+def store_local_features(index: Index, encoder: LocalEncoder, weight: float) -> None:
+    """Let an index in a folder store local features, and compute those of its images.
+
+    Raises:
+        InputError: an image cannot be read; those before it are stored.
+        OSError: they cannot be written.
+    """
+    index.store_local_codes({**encoder.to_settings(), "weight": weight})
+    fill_local_features(index, encoder)
+
+
+def fill_local_features(index: Index, encoder: LocalEncoder) -> None:
+    """Compute and store the local features of the images of an index whose local features are not stored yet.
+
+    They are stored a block at a time; what others delete meanwhile is left out.
+    """
+    missing = index.ids_without_local_codes()
+    for start in range(0, len(missing), BLOCK_SIZE):
+        codes = encode_items(index, missing[start : start + BLOCK_SIZE], encoder)
+        ids = np.array(list(codes), np.int64)
+        index.add_local_codes(ids, [each.tobytes() for each in codes.values()])
+
+
+def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:
+    """The encoder of the local features that an index stores, by its model; None if it stores none, or without one."""
+    if index.local_settings is None or not isinstance(model, Embedder):
+        return None
+    return LocalEncoder.from_settings(model, index.local_settings)
+
+
 class LocalSearch:
-    """Searches an index with re-ranking by local features.
+    """Searches an index with re-ranking by local features: those that it stores, or else computed when needed.
 
     Args:
         index: the index, whose images have paths.
-        queries: images that were embedded by the model of the index.
-        settings: of the local features.
+        model: that of the index.
+        settings: of the local features; None: those of the index, or else the defaults.
         method: the re-ranking.
+        weight: of the matching patches; None: that of the index, or else that of `method`.
 
     Raises:
-        InputError: as :func:`learn_encoder`, or no image of the index has a path.
+        InputError: as :func:`learn_encoder`; no image of the index has a path; or there are settings, but the index
+            has its own.
     """
 
     def __init__(
-        self, index: ImageIndex, queries: EmbeddedTable, settings: LocalSettings, method: LocalReranking
+        self,
+        index: ImageIndex,
+        model: object,
+        settings: LocalSettings | None,
+        method: LocalReranking,
+        weight: float | None = None,
     ) -> None:
-        generator = np.random.default_rng(0)
-        ids = np.sort(index.sample_ids(min(len(index), MAX_FIT_IMAGES), generator))
-        self._encoder = learn_encoder(queries.origin, images_of(index, ids), settings, "the queries")
-        self._method, self._gallery = method, IndexFeatures(self._encoder, index)
-        log_cost(method.with_features(self._gallery), self._encoder, len(index))
+        encoder, stored = stored_encoder(index, model), index.local_settings
+        if encoder is not None and settings is not None:
+            raise InputError("the index stores its local features; leave out the options --local.size, layer and dim")
+        if encoder is None:
+            encoder = learn_encoder(model, some_images(index), settings or LocalSettings(), "the queries")
+        if weight is None and stored is not None:
+            weight = stored["weight"]
+        self._method = method if weight is None else replace(method, weight=weight)
+        self._encoder, self._gallery = encoder, IndexFeatures(encoder, index)
+        log_cost(self._method.with_features(self._gallery), encoder, len(index))
 
-    def reranking(self, queries: EmbeddedTable) -> LocalReranking:
+    def reranking(self, queries: Table) -> LocalReranking:
         """The re-ranking of some queries."""
-        return self._method.with_features(self._encoder.features(queries.table), self._gallery)
+        return self._method.with_features(self._encoder.features(queries), self._gallery)

@@ -90,6 +90,11 @@ class LocalReranking(Reranking):
         Raises:
             InputError: the numbers of dimensions differ.
         """
+        if gallery is not None and queries.dim != gallery.dim:
+            raise InputError(
+                f"local features of queries have {queries.dim} dimensions, those of the gallery {gallery.dim}; both "
+                "must be of one encoder"
+            )
         return replace(self, queries=queries, gallery=gallery)
 
     def among(self, rows: Integers) -> LocalReranking:
@@ -142,8 +147,7 @@ class LocalReranking(Reranking):
         """The time to compare a query with `k` images, measured with random local features of the same size."""
         _, gallery = self.features()
         generator = np.random.default_rng(0)
-        shape = gallery.codes(np.array([0])).shape[1:]
-        codes = generator.integers(0, 256, (self.k + 1, *shape), np.uint8)
+        codes = generator.integers(0, 256, (self.k + 1, math.prod(gallery.grid), gallery.dim), np.uint8)
         features = StoredFeatures(codes, gallery.grid)
         timed, rows = replace(self, queries=features, gallery=features), np.arange(1, self.k + 1)
         timed.sums(0, rows)  # compiles

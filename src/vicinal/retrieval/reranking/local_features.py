@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.table import Table
+from vicinal.data.whitening_files import ARRAYS
 from vicinal.models.embedder import Embedder
 from vicinal.models.feature_maps import MapName, patch_vectors
 from vicinal.models.inputs import Images
@@ -60,9 +63,11 @@ class LocalFeatures(ABC):
 
     Attributes:
         grid: number of rows and columns of patches of each image.
+        dim: number of dimensions of a patch.
     """
 
     grid: tuple[int, int]
+    dim: int
 
     @abstractmethod
     def __len__(self) -> int:
@@ -103,7 +108,7 @@ class StoredFeatures(LocalFeatures):
             raise InputError(f"local features are {kind}; they must be uint8 [images, patches, dimensions]")
         if given.shape[1] != grid[0] * grid[1] or given.shape[1] < 1:
             raise InputError(f"local features of {given.shape[1]} patches do not fit a grid of {grid[0]} x {grid[1]}")
-        self._codes, self.grid = codes, grid
+        self._codes, self.grid, self.dim = codes, grid, int(given.shape[2])
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -121,7 +126,7 @@ class ComputedFeatures(LocalFeatures):
     """
 
     def __init__(self, encoder: LocalEncoder, table: Table) -> None:
-        self._encoder, self._table, self.grid = encoder, table, encoder.grid
+        self._encoder, self._table, self.grid, self.dim = encoder, table, encoder.grid, encoder.dim
         self._codes = np.zeros((len(table), *encoder.shape), np.uint8)  # takes memory only where it is written to
         self._is_known: Booleans = np.zeros(len(table), np.bool_)
 
@@ -140,7 +145,7 @@ class SelectedFeatures(LocalFeatures):
     """Some of the local features of others, by their rows there."""
 
     def __init__(self, features: LocalFeatures, rows: Integers) -> None:
-        self._features, self._rows, self.grid = features, rows, features.grid
+        self._features, self._rows, self.grid, self.dim = features, rows, features.grid, features.dim
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -150,9 +155,9 @@ class SelectedFeatures(LocalFeatures):
 
 
 class IndexFeatures(LocalFeatures):
-    """Local features of the images of an index, by their ids, each computed when it is first needed, and kept.
+    """Local features of the images of an index, by their ids: those that it stores; others are computed once.
 
-    Images without a path have patches that match nothing.
+    Images without a path, and those that were deleted meanwhile, have patches that match nothing.
 
     Args:
         encoder: computes them.
@@ -160,36 +165,55 @@ class IndexFeatures(LocalFeatures):
     """
 
     def __init__(self, encoder: LocalEncoder, index: ImageIndex) -> None:
-        self._encoder, self._index, self.grid = encoder, index, encoder.grid
+        self._encoder, self._index, self.grid, self.dim = encoder, index, encoder.grid, encoder.dim
         self._known: dict[int, Codes] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
     def codes(self, rows: Integers) -> Codes:
-        missing = np.array(sorted(set(rows.tolist()) - self._known.keys()), np.int64)
+        unknown = np.array(sorted(set(rows.tolist()) - self._known.keys()), np.int64)
+        stored = self._index.local_codes(unknown)
+        shape = self._encoder.shape
+        found = {number: np.frombuffer(codes, np.uint8).reshape(shape) for number, codes in stored.items()}
+        missing = np.array([number for number in unknown.tolist() if number not in found], np.int64)
         if len(missing):
-            self._known |= zip(missing.tolist(), self._computed(missing), strict=True)
-        return np.stack([self._known[number] for number in rows.tolist()])
-
-    def _computed(self, ids: Integers) -> Codes:
-        codes = np.full((len(ids), *self._encoder.shape), ZERO, np.uint8)
-        has_path = with_path(self._index, ids)
-        if has_path.any():
-            codes[has_path] = self._encoder.encode(images_of(self._index, ids[has_path]))
-        return codes
+            self._known |= encode_items(self._index, missing, self._encoder)
+        nothing = np.full(shape, ZERO, np.uint8)
+        return np.stack([found.get(number, self._known.get(number, nothing)) for number in rows.tolist()])
 
 
-def with_path(index: ImageIndex, ids: Integers) -> Booleans:
-    """Whether images of an index have a path."""
-    frame = index.lookup(ids)
-    return frame["path"].notna().to_numpy() if "path" in frame else np.zeros(len(ids), np.bool_)
+def encode_items(index: ImageIndex, ids: Integers, encoder: LocalEncoder) -> dict[int, Codes]:
+    """Compute codes of images of an index; those without a path match nothing, deleted ones are left out.
+
+    Returns:
+        Id -> uint8 [patches, dim].
+    """
+    frame = index.lookup(ids, skip_unknown=True)
+    codes = np.full((len(frame), *encoder.shape), ZERO, np.uint8)
+    has_path = frame["path"].notna().to_numpy() if "path" in frame else np.zeros(len(frame), np.bool_)
+    if has_path.any():
+        codes[has_path] = encoder.encode(image_columns(frame[has_path]), progress=len(ids) > 1)
+    return dict(zip(frame["id"].tolist(), codes, strict=True))
 
 
-def images_of(index: ImageIndex, ids: Integers) -> Table:
-    """The table of images of an index, without labels; those without a path are left out."""
-    frame = index.lookup(ids[with_path(index, ids)])
-    return Table(frame[[column for column in frame if column in ("path", *BOX_COLUMNS)]])
+def image_columns(frame: pd.DataFrame) -> Table:
+    """The table of the images of some rows, without their labels and other columns."""
+    columns = [column for column in frame if column in ("path", *BOX_COLUMNS)]
+    return Table(frame[columns].reset_index(drop=True))
+
+
+def some_images(index: ImageIndex) -> Table:
+    """Images of an index that a whitening is learned from.
+
+    Raises:
+        InputError: none has a path.
+    """
+    ids = index.sample_ids(min(len(index), MAX_FIT_IMAGES), np.random.default_rng(0))
+    frame = index.lookup(np.sort(ids), skip_unknown=True)
+    if "path" not in frame or frame["path"].isna().all():
+        raise InputError("the images of the index have no paths, so they have no local features")
+    return image_columns(frame[frame["path"].notna()])
 
 
 @dataclass(frozen=True)
@@ -248,6 +272,26 @@ class LocalEncoder:
             step = -(-len(patches) // MAX_FIT_PATCHES)
             whitening = PCAWhitening.fit(patches[::step], min(dim, patches.shape[1]), SHRINKAGE)
         return cls(model, whitening, grids[-1], patches.shape[1] if whitening is None else whitening.dim, size, layer)
+
+    def to_settings(self) -> dict[str, Any]:
+        """All but the model, as values of JSON that :meth:`from_settings` reads."""
+        arrays = {} if self.whitening is None else {name: getattr(self.whitening, name) for name in ARRAYS}
+        return {
+            "grid": list(self.grid), "dim": self.dim, "size": self.size, "layer": self.layer,
+            "whitening": {name: [list(array.shape), b64encode(array.tobytes()).decode()]
+                          for name, array in arrays.items()} or None,
+        }  # fmt: skip
+
+    @classmethod
+    def from_settings(cls, model: Embedder, settings: Mapping[str, Any]) -> LocalEncoder:
+        """The encoder of a model by what :meth:`to_settings` returned."""
+        stored = settings["whitening"]
+        arrays = {
+            name: np.frombuffer(b64decode(content)).reshape(shape) for name, (shape, content) in (stored or {}).items()
+        }
+        rows, columns = settings["grid"]
+        whitening = PCAWhitening(**arrays) if stored else None
+        return cls(model, whitening, (rows, columns), settings["dim"], settings["size"], settings["layer"])
 
     @property
     def shape(self) -> tuple[int, int]:
