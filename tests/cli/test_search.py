@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from tests.conftest import output
@@ -75,6 +76,18 @@ def test_matching_patches_of_the_query_and_its_matches(index: Path, photos: Path
     assert all(0 <= match["matching_patches"] < 16 for match in found[0]["matches"])
     text = output(capsys, *flags, "--exclude_self", "--rerank.min_similarity", "1")
     assert text.splitlines()[0] == f"{picture}  -> no match has a patch in common with it"
+
+
+def test_matching_patches_are_drawn(index: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    picture, drawing = photos / "class3" / "2.png", tmp_path / "patches.png"
+    flags = ["search", index, picture, "-k", "3", "--rerank", "local", "--local.size", "64", "--local.dim", "8"]
+    output(capsys, *flags, "--patches", drawing)
+    pixels = np.asarray(Image.open(drawing).convert("RGB")).astype(int)
+    between = pixels[20 : pixels.shape[0] // 3 - 100, int(0.495 * pixels.shape[1]) : int(0.505 * pixels.shape[1])]
+    assert pixels.shape[0] > pixels.shape[1]  # three pairs, one below the other
+    assert ((between[..., 0] - between[..., 2]) > 60).any()  # lines cross the space between the first two
+    assert main(["search", str(index), str(picture), "--patches", str(drawing)]) == 2
+    assert "--patches draws what --rerank local finds; give that too" in capsys.readouterr().err
 
 
 def test_stored_queries_have_no_local_features(index: Path, run: Path, tmp_path: Path, capsys) -> None:

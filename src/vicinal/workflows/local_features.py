@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
 from vicinal.evaluation.reranking_weight import choose_weight
 from vicinal.models import Embedder
+from vicinal.models.feature_maps import patch_transform
 from vicinal.models.module_embedder import ModuleEmbedder
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
@@ -148,6 +150,11 @@ class LocalSearch:
         self._method = method if weight is None else replace(method, weight=weight)
         self._encoder, self._gallery = encoder, IndexFeatures(encoder, index)
         log_cost(self._method.with_features(self._gallery), encoder, len(index))
+
+    @property
+    def transform(self) -> ImageTransform:
+        """Of the images that are divided into patches."""
+        return patch_transform(self._encoder.model, self._encoder.size)
 
     def reranking(self, queries: Table) -> LocalReranking:
         """The re-ranking of some queries."""
