@@ -94,10 +94,10 @@ def test_images_whose_codes_are_missing_are_computed(stored: tuple[Path, Path], 
     with Index.load(folder) as index:
         encoder = stored_encoder(index, model)
         ids = np.array([7, 2, 7])
-        wanted = IndexFeatures(encoder, index).codes(ids)
+        wanted = IndexFeatures(index, encoder).codes(ids)
         with sqlite3.connect(folder / "index.sqlite") as connection:
             connection.execute("DELETE FROM local_features WHERE id IN (2, 3)")  # as if the build had been killed
-        found = IndexFeatures(encoder, index).codes(ids)
+        found = IndexFeatures(index, encoder).codes(ids)
         assert np.abs(found.astype(int) - wanted).max() <= 1
         fill_local_features(index, encoder)
     check(folder, run)

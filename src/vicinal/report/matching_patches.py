@@ -17,12 +17,13 @@ from vicinal.data.boxes import Box, crop_to_box
 from vicinal.data.images.decoding import convert_image, read_image
 from vicinal.data.images.image_ops import without_normalization
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.report.contact_sheets import short
 from vicinal.report.drawing import DPI, INK, PALE, write_figure
 from vicinal.retrieval.reranking.local import PatchMatches
+from vicinal.utils.console import shorten
 from vicinal.utils.errors import InputError
 
 MAX_PAIRS = 30  # in one picture
+MAX_CAPTION = 40  # characters
 SIDE, SPACE = 2.4, 0.3  # inches: an image, the space beside it
 
 
@@ -90,10 +91,19 @@ def _draw(axes: Axes, pair: MatchedPair, transform: ImageTransform, top: float) 
     lines.set_color("#e4572e")
     lines.set_alpha(0.25 + 0.65 * np.clip(pair.matches.similarities.astype(float), 0, 1))
     axes.add_collection(lines)
-    number = len(pair.matches)
+    x, y = np.concatenate(ends).T
+    axes.scatter(x, y, s=7, color="#e4572e", linewidths=0, zorder=3)  # lines may lie on each other
+    number, caption = len(pair.matches), shorten(pair.caption, MAX_CAPTION).replace("$", r"\$")
     said = f"{number} matching patch{'' if number == 1 else 'es'}" if number else "no patch in common"
     axes.text(0, top + SIDE + 0.5 * SPACE, said, va="center", fontsize=8, color=INK)
-    axes.text(SIDE + SPACE, top + SIDE + 0.5 * SPACE, short(pair.caption), va="center", fontsize=8, color=PALE)
+    axes.text(
+        SIDE + SPACE,
+        top + SIDE + 0.5 * SPACE,
+        caption,
+        va="center",
+        fontsize=8,
+        color=PALE,
+    )
 
 
 def _square(image: str | Path | Image.Image, box: Box | None, transform: ImageTransform) -> Any:

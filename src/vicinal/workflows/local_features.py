@@ -148,7 +148,7 @@ class LocalSearch:
         if weight is None and stored is not None:
             weight = stored["weight"]
         self._method = method if weight is None else replace(method, weight=weight)
-        self._encoder, self._gallery = encoder, IndexFeatures(encoder, index)
+        self._encoder, self._gallery = encoder, IndexFeatures(index, encoder)
         log_cost(self._method.with_features(self._gallery), encoder, len(index))
 
     @property

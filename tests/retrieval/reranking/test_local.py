@@ -165,7 +165,7 @@ def test_the_geometric_check_lowers_scores_of_scattered_matches() -> None:
 def test_a_hundred_images_take_less_than_three_tenths_of_a_second() -> None:
     codes = np.random.default_rng(0).integers(0, 256, (101, 196, 64), np.uint8)  # of 224 px at stride 16
     method = LocalReranking().with_features(StoredFeatures(codes, (14, 14)))
-    assert min(method.seconds_per_query() for _ in range(3)) < 0.3
+    assert method.seconds_per_query() < 0.3
 
 
 @pytest.mark.parametrize(

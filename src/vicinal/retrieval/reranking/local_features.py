@@ -160,13 +160,16 @@ class IndexFeatures(LocalFeatures):
     Images without a path, and those that were deleted meanwhile, have patches that match nothing.
 
     Args:
-        encoder: computes them.
         index: the index.
+        encoder: computes those that are not stored; None: they match nothing either, and the index stores the others.
     """
 
-    def __init__(self, encoder: LocalEncoder, index: ImageIndex) -> None:
-        self._encoder, self._index, self.grid, self.dim = encoder, index, encoder.grid, encoder.dim
-        self._known: dict[int, Codes] = {}
+    def __init__(self, index: ImageIndex, encoder: LocalEncoder | None = None) -> None:
+        self._encoder, self._index = encoder, index
+        settings = index.local_settings if encoder is None else encoder.to_settings()
+        assert settings is not None
+        (rows, columns), self.dim = settings["grid"], settings["dim"]
+        self.grid, self._known = (rows, columns), dict[int, Codes]()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -174,10 +177,10 @@ class IndexFeatures(LocalFeatures):
     def codes(self, rows: Integers) -> Codes:
         unknown = np.array(sorted(set(rows.tolist()) - self._known.keys()), np.int64)
         stored = self._index.local_codes(unknown)
-        shape = self._encoder.shape
+        shape = self.grid[0] * self.grid[1], self.dim
         found = {number: np.frombuffer(codes, np.uint8).reshape(shape) for number, codes in stored.items()}
         missing = np.array([number for number in unknown.tolist() if number not in found], np.int64)
-        if len(missing):
+        if len(missing) and self._encoder is not None:
             self._known |= encode_items(self._index, missing, self._encoder)
         nothing = np.full(shape, ZERO, np.uint8)
         return np.stack([found.get(number, self._known.get(number, nothing)) for number in rows.tolist()])
