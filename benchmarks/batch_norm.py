@@ -71,7 +71,7 @@ def _estimate(model: Embedder, table: Table) -> None:
 
 
 def main() -> None:
-    """Train what is missing, and print a row per variant and seed."""
+    """Train the missing models, and print a row per variant and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="folder of the archives")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")

@@ -100,7 +100,7 @@ def megabytes(who: str, name: str, batch_size: int, classes: int) -> float:
 def measure(who: str, name: str, batch_size: int, classes: int) -> None:
     """Print what :func:`megabytes` reads."""
     module = made(who, name, classes)
-    step_of(made(who, name, 100), batch_size, 100)()  # what is loaded by the first use is not counted
+    step_of(made(who, name, 100), batch_size, 100)()  # modules loaded by the first use are not counted
     peak = peak_extra_megabytes(step_of(module, batch_size, classes))
     print(peak - 4e-6 * (sum(p.numel() for p in module.parameters()) + batch_size * DIM))
 

@@ -137,30 +137,30 @@ def print_label_errors(findings: Findings, vectors: Floats, frame: pd.DataFrame)
     from sklearn.model_selection import cross_val_predict
 
     neighbors, given = findings.neighbors, findings.table.labels
-    truth, ignored = frame["is_wrong"].to_numpy(), frame["is_foreign"].to_numpy()
+    is_true, ignored = frame["is_wrong"].to_numpy(), frame["is_foreign"].to_numpy()
     votes = class_probabilities(neighbors).toarray()
-    print_found("label errors", "confident learning", findings.label_errors["row"], truth, ignored)
-    print_found("label errors", "five unanimous neighbors", label_errors(neighbors)["row"], truth, ignored)
+    print_found("label errors", "confident learning", findings.label_errors["row"], is_true, ignored)
+    print_found("label errors", "five unanimous neighbors", label_errors(neighbors)["row"], is_true, ignored)
     model = LogisticRegression(max_iter=1000, C=10.0)
     classified = cross_val_predict(model, vectors, given, cv=5, method="predict_proba")
     for name, probabilities in (("neighbors' votes", votes), ("logistic regression, 5 folds", classified)):
         for kind in ("prune_by_noise_rate", "confident_learning"):
             issues = find_label_issues(given, probabilities, filter_by=kind, n_jobs=1)
-            print_found("label errors", f"cleanlab {kind}, {name}", np.flatnonzero(issues), truth, ignored)
+            print_found("label errors", f"cleanlab {kind}, {name}", np.flatnonzero(issues), is_true, ignored)
 
 
 def print_foreign(findings: Findings, vectors: Floats, frame: pd.DataFrame) -> None:
     """Foreign pictures by Vicinal and by cleanlab's mean distance to neighbors."""
     from cleanlab.outlier import OutOfDistribution
 
-    truth, ignored = frame["is_foreign"].to_numpy(), np.zeros(len(frame), dtype=bool)
-    print_found("foreign pictures", "outliers", findings.outliers["row"], truth, ignored)
-    print_found("foreign pictures", "little information", findings.uninformative["row"], truth, ignored)
+    is_true, ignored = frame["is_foreign"].to_numpy(), np.zeros(len(frame), dtype=bool)
+    print_found("foreign pictures", "outliers", findings.outliers["row"], is_true, ignored)
+    print_found("foreign pictures", "little information", findings.uninformative["row"], is_true, ignored)
     both = set(findings.outliers["row"]) | set(findings.uninformative["row"])
-    print_found("foreign pictures", "either", sorted(both), truth, ignored)
+    print_found("foreign pictures", "either", sorted(both), is_true, ignored)
     scores = OutOfDistribution().fit_score(features=vectors, verbose=False)
     first = np.argsort(scores)[: len(findings.outliers)]
-    print_found("foreign pictures", "cleanlab OutOfDistribution, as many as outliers", first, truth, ignored)
+    print_found("foreign pictures", "cleanlab OutOfDistribution, as many as outliers", first, is_true, ignored)
 
 
 def run_planted(model: str, root: str | None, seed: int) -> None:

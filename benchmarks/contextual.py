@@ -57,7 +57,7 @@ def embeddings_of(stage: str, root: str, out: Path) -> Path:
     if not path.exists():
         model = _model(stage, root, out)
         pictures = [version for path in _drawings(root) for version in _versions(read_image(path, channels=1))]
-        # Versions of one drawing are of different classes: put together what is of the same character and version.
+        # Versions of one drawing are of different classes: group drawings of the same character and version.
         places = np.arange(len(pictures)).reshape(-1, SAMPLES_PER_CLASS, 16).swapaxes(1, 2).ravel()
         out.mkdir(parents=True, exist_ok=True)
         np.save(path, model.embed([pictures[place] for place in places], progress=False))
@@ -112,7 +112,7 @@ def neighbors(x: Tensor) -> float:
 
 
 def main() -> None:
-    """Train what is not trained yet, measure, print."""
+    """Train the missing models, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True, help="folder that holds Omniglot's zips")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs and embeddings")
@@ -169,7 +169,7 @@ def _megabytes(stage: str, who: str, n: int, arguments: argparse.Namespace) -> i
 
 def _measure_memory(path: Path, who: str, n: int) -> None:
     torch.set_num_threads(1)
-    step(who)(*batch(path, 512))  # what is set up once is not the step's
+    step(who)(*batch(path, 512))  # one-time set-up is not part of the step
     x, labels = batch(path, n)
     print(peak_extra_megabytes(lambda: step(who)(x, labels)))
 

@@ -110,7 +110,7 @@ def few_classes(dataset: str, table: Path, number: int, seed: int, folder: Path)
 
 
 def main() -> None:
-    """Train what is missing and print a row per dataset, variant and seed."""
+    """Train the missing models and print a row per dataset, variant and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", help="name, or name=FLAGS")
     parser.add_argument("--data", required=True, type=Path, help="folder of the archives")

@@ -42,7 +42,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Case:
-    """What is deleted, and what is searched for."""
+    """The deleted vectors, and the queries."""
 
     name: str
     deleted: Ids

@@ -33,7 +33,7 @@ import torch
 from benchmarks.images import picture
 from benchmarks.table import print_machine
 from vicinal.data import ImageDataset, Table
-from vicinal.data.batches.pixel_batches import EmbeddedBatch
+from vicinal.data.batches.image_dataset import EmbeddedBatch
 from vicinal.data.shard_manifest import ShardManifest
 from vicinal.models import Embedder
 from vicinal.workflows import EmbeddingReader, embed_on_ray, embed_shard

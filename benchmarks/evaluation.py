@@ -39,7 +39,7 @@ DIRECTIONS = 64
 CUTS = (1, 10, 100, 1000)
 FLOOR_ROWS = 256  # queries a product
 PEER_BYTES = 2 * 10**9  # the peer holds several such arrays
-SMALL = "500x16x5"  # run before memory is measured: what is imported and compiled then does not count
+SMALL = "500x16x5"  # run before memory is measured: imports and compilation do not count
 # As CUB-200-2011, SOP and iNaturalist-2018; and queries of a large gallery.
 SIZES = ("5924x512x59", "60502x512x5", "136093x512x55", "1000000x128x10x10000")
 

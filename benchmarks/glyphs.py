@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_table
+from vicinal.data.benchmarks.cache import prepare_table
 from vicinal.data.table import Table
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 TEMPLATE_SIZE = 96  # side in pixels of the clean image that all images of a class are made from
 Template = tuple[str, str, Image.Image]

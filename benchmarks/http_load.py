@@ -194,7 +194,7 @@ async def _measure_load(address: str, requests: Sequence[bytes], num_clients: in
     latencies.clear()
     num_refused, begin, cpu = 0, time.perf_counter(), time.process_time()
     failed, _ = await asyncio.wait(clients, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    # From the answers of one batch to those of another: what is worked on in the end is not counted, and has no time.
+    # From the answers of one batch to those of another: requests in progress then are not counted, and have no time.
     whole, cpu = time.perf_counter() - begin, time.process_time() - cpu
     measured = Measurement(list(latencies), max(last_answer - begin, 1e-9), num_refused, cpu / whole)
     for each in (warm, *clients):

@@ -30,7 +30,7 @@ from torchvision.datasets import ImageFolder
 
 from benchmarks.table import markdown_table, print_machine, print_table, take_turns
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
-from vicinal.data.batches.pixel_batches import PixelBatches
+from vicinal.data.batches.image_dataset import PixelBatches
 from vicinal.data.images.augmentation import augment
 from vicinal.data.images.image_ops import normalized
 
@@ -95,7 +95,7 @@ def pictures(width: int, height: int, num_images: int) -> Iterator[Path]:
 
 
 def measure_augmentation(width: int, height: int, num_images: int, rounds: int) -> None:
-    """Print what augmentation costs in a worker, and what is left to the device costs a CPU."""
+    """Print the cost of augmentation in a worker, and on a CPU for the part left to the device."""
     kinds = {
         "random crop": ImageTransform(flip=0.0),
         "random crop, flip": ImageTransform(),

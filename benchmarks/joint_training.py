@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vicinal import ContextRefiner, Embedder, Table, evaluate
 from vicinal.data import ClassBalancedBatchSampler, ImageDataset, TrainBatches
-from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
+from vicinal.data.batches.image_dataset import PixelBatches, row_batches
 from vicinal.data.images.image_ops import normalized
 from vicinal.losses import SmoothAPLoss
 from vicinal.models import train_last_blocks

@@ -34,7 +34,7 @@ def training_step(batch_size: int, micro_batch_size: int | None) -> Step:
     """A step of training on ready images, in one pass or in micro-batches."""
     images, labels = torch.randn(batch_size, 1, SIZE, SIZE), torch.arange(batch_size) // SAMPLES_PER_CLASS
     step = _step_on(micro_batch_size)
-    step(images[:8], labels[:8])  # what is set up once is not the step's
+    step(images[:8], labels[:8])  # one-time set-up is not part of the step
     return lambda: step(images, labels)
 
 

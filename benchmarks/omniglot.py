@@ -65,7 +65,7 @@ def print_row(name: str, runs: list[Scores], note: str = "") -> None:
 
 
 def main() -> None:
-    """Train what is not trained yet, evaluate, print."""
+    """Train the missing models, evaluate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", required=True, help="folder that holds Omniglot's zips")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")

@@ -1,7 +1,7 @@
 """Center- and proxy-based losses on Omniglot's unseen alphabets: compared, with label noise, with PRISM, Fig. 5.
 
     python -m benchmarks.omniglot_centers --root DATA --out RUNS            # everything; goes on where it stopped
-    python -m benchmarks.omniglot_centers --root DATA --out RUNS --tables   # prints what is done
+    python -m benchmarks.omniglot_centers --root DATA --out RUNS --tables   # prints the finished runs
 
 DATA holds Omniglot's zips. All methods have the batches of recipes/omniglot.yaml, 20 classes with 4 images each, and
 the same tuning: three learning rates, seed 0, judged by recall@1 + mAP@R on the validation alphabet. Then, in this
@@ -147,7 +147,7 @@ def all_noise(rates: dict[str, float], seeds: Iterable[int]) -> list[Run]:
 
 
 def train_all(root: str, out: Path, runs: list[Run]) -> None:
-    """Train what is not there, two at a time, each in a process of its own."""
+    """Train the missing models, two at a time, each in a process of its own."""
 
     def train(run: Run) -> None:
         if RunFolder(out / run.name).model.exists():
@@ -181,7 +181,7 @@ class Tables:
         return json.loads(path.read_text())
 
     def print(self, title: str, rows: dict[str, list[Run]]) -> None:
-        """A table of what is done."""
+        """A table of the finished runs."""
         print(f"\n{title}\n\n| recall@1, % | {' | '.join(COLUMNS)} | runs |\n{'|---' * (len(COLUMNS) + 2)}|")
         for name, runs in rows.items():
             done = self.scores(runs)
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder that holds Omniglot's zips")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tables", action="store_true", help="print what is done and train nothing")
+    parser.add_argument("--tables", action="store_true", help="print the finished runs and train nothing")
     parser.add_argument("--train", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     root, out, seeds = arguments.root, arguments.out, arguments.seeds

@@ -1,7 +1,7 @@
 """The context refiner on Omniglot's unseen alphabets, over three base losses, and what it is compared with.
 
     python -m benchmarks.omniglot_refiner --root DATA --out RUNS            # everything; goes on where it stopped
-    python -m benchmarks.omniglot_refiner --root DATA --out RUNS --tables   # prints what is done
+    python -m benchmarks.omniglot_refiner --root DATA --out RUNS --tables   # prints the finished runs
 
 DATA holds Omniglot's zips. For every base loss and seed: an embedder by recipes/omniglot.yaml, then refiners on its
 embeddings of the training alphabets, judged while they train by the validation alphabet: as `vicinal refine` makes
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--bases", nargs="+", choices=BASES, default=list(BASES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tables", action="store_true", help="print what is done and train nothing")
+    parser.add_argument("--tables", action="store_true", help="print the finished runs and train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     benches = {

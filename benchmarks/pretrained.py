@@ -1,7 +1,7 @@
 """What training adds to a pretrained model, on unseen classes: zero-shot, frozen + head, LoRA, full fine-tuning.
 
     python -m benchmarks.pretrained omniglot --root DATA --out RUNS          # goes on where it stopped
-    python -m benchmarks.pretrained grocery --root DATA --out RUNS --tables  # prints what is done
+    python -m benchmarks.pretrained grocery --root DATA --out RUNS --tables  # prints the finished runs
 
 DATA holds Omniglot's zips, or grocery.zip. No published weights are used. The stand-in for Omniglot learns to classify
 thousands of rendered characters, none of them Greek, because Greek is tested. That for Grocery learns from the training
@@ -160,7 +160,7 @@ class Comparison:
         return [*start, *self.settings.training, *method.flags, *fixed, *more, "--accelerator=cpu"]
 
     def train(self, runs: Sequence[Run]) -> None:
-        """Train what is not there, two at a time."""
+        """Train the missing models, two at a time."""
 
         def train(run: Run) -> None:
             error = _train(self.recipe, self.out / run.name, self.flags(run), threads=1)
@@ -190,7 +190,7 @@ class Comparison:
         return [run for run in runs if run.model.exists()]
 
     def print(self) -> None:
-        """The table of what is done: mean over the seeds, intervals over classes, differences to zero-shot, cost."""
+        """A table of finished runs: mean over the seeds, intervals over classes, differences to zero-shot, cost."""
         test = self.table.subset("test")
         evaluations, notes = {"zero-shot": _evaluate(self.zero_shot(), test)}, {"zero-shot": "| 0 | 0 | "}
         for method in METHODS:
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("dataset", choices=["omniglot", "grocery"])
     parser.add_argument("--root", required=True, help="folder that holds the files of the dataset")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
-    parser.add_argument("--tables", action="store_true", help="train nothing, print what is done")
+    parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
     arguments = parser.parse_args()
     comparison = Comparison(arguments.dataset, arguments.root, arguments.out)
     if not arguments.tables:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.refiner_grid --root DATA --out RUNS         # everything; goes on where it stopped
     python -m benchmarks.refiner_grid --root DATA --out RUNS --datasets omniglot --refiners default paper
-    python -m benchmarks.refiner_grid --root DATA --out RUNS --tables         # prints what is done
+    python -m benchmarks.refiner_grid --root DATA --out RUNS --tables         # prints the finished runs
 
 DATA holds Omniglot's zips and grocery.zip. For every dataset, base loss and seed: an embedder, its embeddings, and one
 refiner for each of the settings. A refiner that the validation classes refuse is trained once more with `--keep last`,
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--bases", nargs="+", choices=BASES, default=list(BASES))
     parser.add_argument("--refiners", nargs="*", choices=REFINERS, default=list(REFINERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tables", action="store_true", help="print what is done and train nothing")
+    parser.add_argument("--tables", action="store_true", help="print the finished runs and train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print_machine()

@@ -1,7 +1,7 @@
 """Does fine-tuning the embedder through the refiner give more than a refiner on frozen embeddings?
 
     python -m benchmarks.refiner_joint --root DATA --out RUNS --jobs 2     # goes on where it stopped
-    python -m benchmarks.refiner_joint --root DATA --out RUNS --tables     # prints what is done
+    python -m benchmarks.refiner_joint --root DATA --out RUNS --tables     # prints the finished runs
 
 DATA holds Omniglot's zips. For 5 and 20 images per class, each base loss and seed: an embedder, fine-tuned from a
 network that classified rendered characters (benchmarks.pretrained), and a refiner on its embeddings by the defaults of
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--bases", nargs="+", choices=BASES, default=list(BASES))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
-    parser.add_argument("--tables", action="store_true", help="train nothing, print what is done")
+    parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
     arguments = parser.parse_args()
     root, out = arguments.root, arguments.out
     groups = {

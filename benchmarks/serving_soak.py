@@ -173,7 +173,7 @@ def vector_of(seed: int) -> Any:
 
 
 def soak(folder: Path, total: int, num_kills: int) -> list[str]:
-    """Send so many requests, print what was answered, and return what is wrong."""
+    """Send requests, print the numbers of answers, and return the errors."""
     model = make_model("test_resnet", 32)
     model.save_pretrained(folder / "model")
     make_index(folder / "index", SIZE, model)

@@ -191,7 +191,7 @@ class Benchmark:
 
     def _measure_memory(self, name: str, who: str, n: int) -> None:
         step = step_of(None if name == "floor" else (self.peers if who == "peer" else self.ours)[name]())
-        step(*batch(64))  # what is set up once is not the step's
+        step(*batch(64))  # one-time set-up is not part of the step
         x, labels = batch(n)
         print(peak_extra_megabytes(lambda: step(x, labels)))
 

@@ -85,7 +85,7 @@ def matches(index: Any, vectors: np.ndarray, table: Table) -> list[Match]:
     return list(zip([Path(path).name for path in table.paths], names, neighbors.scores[:, 0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[slow] * (kind in ("hnsw", "ivfpq"))) for kind in KINDS])
 def test_each_kind_of_index(album: Album, kind: Any) -> None:
     others = np.random.default_rng(1).standard_normal((NUM_OTHERS, 64)).astype(np.float32) + 5 * album.vectors.mean(0)
     paths = [*album.table.paths, *(f"other{number}" for number in range(NUM_OTHERS))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from benchmarks.glyphs import glyphs
@@ -35,6 +36,7 @@ def test_classes_images_and_splits(tmp_path: Path) -> None:
     assert (images.reshape(60, -1).min(axis=1) < 120).all()
 
 
+@pytest.mark.slow
 def test_images_are_a_function_of_the_seed(tmp_path: Path) -> None:
     first, again = glyphs(tmp_path / "a", 4, 2, 16, seed=1), glyphs(tmp_path / "b", 4, 2, 16, seed=1)
     other = glyphs(tmp_path / "a", 4, 2, 16, seed=2)

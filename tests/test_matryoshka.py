@@ -237,6 +237,7 @@ def _assert_compiles_whole(loss: Loss, backend: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_is_traced_whole() -> None:
     _assert_compiles_whole(Matryoshka(MultiSimilarityLoss(), [2, 5]), "aot_eager")
 

@@ -112,7 +112,7 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
                 span = slice(start, min(start + tile, 9))
                 pairs = source.pairs(span, layout)
                 assert isinstance(pairs, kind)
-                mined = MINERS[name][0](source.rows(span, similarity[span].clone(), pairs))
+                mined = MINERS[name][0](Rows(*pairs.split(similarity[span].clone()), *source.identities(span)))
                 choice.append(pairs.join(mined.positives.isfinite().float(), 2 * mined.negatives.isfinite().float()))
             expected = torch.cat(choice) if expected is None else expected
             assert torch.equal(torch.cat(choice), expected)
@@ -233,7 +233,7 @@ def chosen_pairs(miner: Miner, x: Tensor, labels: Tensor) -> tuple[set, set]:
     source = PairSource.from_batch(x, labels)
     everything = slice(0, len(x))
     pairs = source.pairs(everything)
-    mined = miner(source.rows(everything, source.anchors @ source.references.T, pairs))
+    mined = miner(Rows(*pairs.split(source.anchors @ source.references.T), *source.identities(everything)))
     return tuple({tuple(pair) for pair in kind.isfinite().nonzero().tolist()} for kind in mined[:2])
 
 

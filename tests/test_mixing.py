@@ -132,7 +132,10 @@ def test_equal_to_the_formula_of_built_embeddings(case: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("tile_rows", "virtual_per_class"), [(1, None), (5, 1), (1, 2), (100, 5), (5, None)])
+ONE_ROW = pytest.param(1, None, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("tile_rows", "virtual_per_class"), [ONE_ROW, (5, 1), (1, 2), (100, 5), (5, None)])
 def test_in_tiles_equal_to_the_whole(tile_rows: int, virtual_per_class: int | None) -> None:
     for kind in (RecallAtKLoss, SmoothAPLoss, NTXentLoss, HistogramLoss, TripletLoss):
         for name in ("unequal classes", "many classes", "references around the batch", "references beside the batch"):
@@ -245,6 +248,7 @@ def test_so_many_of_a_class(virtual_per_class: int) -> None:
     assert (len(chosen) > 1) == (virtual_per_class < 10)  # which ones changes, as long as there is a choice
 
 
+@pytest.mark.slow
 def test_every_pair_is_chosen_equally_often() -> None:
     batch = Batch(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64))
     loss, counts = SiMix(Seen(), virtual_per_class=3), torch.zeros(5, 5)
@@ -271,7 +275,7 @@ def test_permuting_the_batch_permutes_the_examples(virtual_per_class: int | None
     torch.testing.assert_close(value_and_gradients(SiMix(SmoothAPLoss(), virtual_per_class), permuted), expected)
 
 
-@pytest.mark.parametrize("classes", [2, 1])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_few_of_large_classes_need_little_memory(classes: int) -> None:
     """Neither all pairs of a class are listed, nor all similarities of it held."""
     n = 4096

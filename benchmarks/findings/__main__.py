@@ -1,7 +1,7 @@
 """Answers to questions about the papers' claims, by fine-tuning; a page each in docs/findings.
 
     python -m benchmarks.findings losses --root DATA --out RUNS             # goes on where it stopped
-    python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints what is done
+    python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints the finished runs
 
 DATA holds the files of the question's dataset: Omniglot's zips, or grocery.zip. All runs start from the network that
 benchmarks.pretrained trains for it. Each method is tuned by `vicinal tune` on the validation classes, with the same
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder of the files of the dataset")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
-    parser.add_argument("--tables", action="store_true", help="train nothing, print what is done")
+    parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
     parser.add_argument(
         "--figure", type=Path, help="draw test against training scores of the first question", metavar="PNG"
     )

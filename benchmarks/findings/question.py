@@ -1,4 +1,4 @@
-"""The questions: a file each, with the methods that are compared, what is tuned, and what varies."""
+"""The questions: one file per question, with its methods, the tuned settings and the conditions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Method:
 
     Args:
         settings: over those of the question.
-        search: what is tuned for it, as `vicinal tune` takes it.
+        search: the tuned settings, as `vicinal tune` takes them.
         tuned_as: question and method whose tuned settings it takes instead, such as `losses/CCL`.
         reference: the method that it is compared to; None: that of the question.
     """

@@ -44,7 +44,7 @@ class Runs:
     """The runs of one question in a folder.
 
     Args:
-        question: what is compared.
+        question: the question to answer.
         root: folder of the files of the dataset.
         out: folder of all questions.
     """
@@ -65,7 +65,7 @@ class Runs:
         return RunFolder(self.out / self.question.name / name)
 
     def make(self, jobs: int) -> None:
-        """Train what is not there."""
+        """Train the missing models."""
         self.start.pretrain()
         for name in self.question.methods:
             self._tune(name, jobs)

@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --out FOLDER --device cpu --small      # tries the program without a GPU
 
 Each result is a line of FOLDER/rows.jsonl, written at once; a later run on the same device, with the same versions and
-sources, measures what is left. FOLDER/results.md has the tables, FOLDER/trace.json.gz where the time of embedding goes.
+sources, measures the rest. FOLDER/results.md has the tables, FOLDER/trace.json.gz where the time of embedding goes.
 What runs out of memory, takes too long or crashes is a result too. Times are those of CUDA events, median and spread;
 memory is the peak of torch's allocator above what was there.
 

@@ -1,4 +1,4 @@
-"""Whether the device computes what the CPU does: kernels and their twins, losses, two-stage backpropagation, ranks.
+"""Whether the device computes what the CPU does: kernels and PyTorch, losses, two-stage backpropagation, ranks.
 
 Each row says passed or not, and the largest difference. Nothing that failed here is worth its time in other tables.
 """
@@ -30,7 +30,7 @@ LOSS_SIZE, LARGE_SIZE = 256, 2048
 SMALL_KERNEL_SIZES, SMALL_LOSS_SIZE = KERNEL_SIZES[:2], 32
 NUM_CLASSES, DIM = 600, 512
 SMOOTH = ("RS@k", "Smooth-AP", "SupAP", "SiMix of RS@k", "triplet, all", "multi-similarity", "NT-Xent", "NormSoftmax")
-"""Losses that are compared in a large batch too, where a similarity that is rounded otherwise crosses no step."""
+"""Losses that are compared in a large batch too, where a similarity that is rounded differently crosses no step."""
 MAX_DIFFERENCE = 1e-3
 """Of gradients, relative to their norm: temperatures of 0.01 enlarge the rounding of similarities a hundredfold."""
 
@@ -77,7 +77,7 @@ def _value_and_gradients(make: Callable[[], Any], n: int, device: torch.device) 
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference, relative; infinite for what is not finite."""
+    """The norm of the difference, relative; infinite for values that are not finite."""
     one, other = one.double().cpu(), other.double().cpu()
     relative = (one - other).norm() / other.norm().clamp_min(1e-6)
     return float(relative) if bool(relative.isfinite()) else float("inf")
@@ -137,7 +137,7 @@ def _signs(n: int) -> tuple[Any, Any]:
 
 
 def _compare_random_ranks(n: int, device: torch.device) -> Numbers:
-    """Of similarities that are rounded otherwise, so that a few neighbors in rank change their order."""
+    """Of similarities that are rounded differently, so that a few neighbors in rank change their order."""
     vectors, labels = _random(n)
     one, other = (_ranks(vectors, labels, each)[0] for each in (device, torch.device("cpu")))
     largest = float((np.abs(one - other) / other).mean())

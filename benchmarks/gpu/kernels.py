@@ -23,7 +23,7 @@ from vicinal.evaluation.counting.counter import MAX_KERNEL_POSITIVES, DeviceCoun
 from vicinal.evaluation.counting.positives import Positives
 from vicinal.losses import soft_ranks, triplets
 
-KERNEL, TWIN = "kernel", "PyTorch"
+KERNEL, REFERENCE = "kernel", "PyTorch"
 SIZES, SMALL_SIZES = ((4096, 3, 4096), (4096, 63, 4096), (2048, 600, 16384)), ((6, 3, 20), (6, 11, 70))
 """Rows, positives of each and other numbers of each."""
 
@@ -35,7 +35,7 @@ class Operation:
     Attributes:
         name: such as count_above.
         make: inputs on a device -> a function that computes it, and returns tensors or arrays.
-        exact: whether kernel and twin give the same numbers, or only nearly so.
+        exact: whether kernel and PyTorch give the same numbers, or only nearly so.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Operation:
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
-    """Each operation by its kernel and by its twin, at each size."""
+    """Each operation by its kernel and by PyTorch, at each size."""
     for operation in OPERATIONS:
         for size in SMALL_SIZES if settings.small else SIZES:
-            for who in (KERNEL, TWIN):
+            for who in (KERNEL, REFERENCE):
                 key = Key("kernels", operation.name, who, describe(size))
                 yield Measurement(key, partial(_measure, operation, size, who, settings))
 
@@ -66,7 +66,7 @@ def with_kernels(used: bool) -> AbstractContextManager[object]:
 
 
 def compute(operation: Operation, size: tuple[int, int, int], device: torch.device, kernel: bool) -> list[Any]:
-    """The results of an operation, by its kernel or its twin."""
+    """The results of an operation, by its kernel or by PyTorch."""
     with with_kernels(kernel):
         results = operation.make(size, device)()
     if isinstance(results, DeviceCounter):

@@ -60,9 +60,9 @@ def _kernels(results: Results) -> Iterator[Table]:
     cells = []
     for key, (_, numbers) in results.items():
         if key.who == "kernel":
-            twin = results.get(key._replace(who="PyTorch"))
+            reference = results.get(key._replace(who="PyTorch"))
             kernel, rate = results[key], _number(numbers.get("gb_per_s"), ".0f")
-            cells.append((key.name, key.size, _ms(kernel), _ms(twin), _ratio(twin, kernel), rate))
+            cells.append((key.name, key.size, _ms(kernel), _ms(reference), _ratio(reference, kernel), rate))
     columns = ("", "size", "kernel, ms", "PyTorch, ms", "PyTorch / kernel", "GB/s that must be read")
     yield "Kernels", columns, cells
 

@@ -1,7 +1,7 @@
 """Measurements and the file of their results, one line each, written at once so that a later run goes on.
 
 A result belongs to a device, versions of torch and Triton, and the sources of `vicinal` and of the benchmarks: a
-measurement is done if it has a result of the same. `measuring.json` says what is being measured.
+measurement is done if it has a result of the same. `measuring.json` names the current measurement.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ class Rows:
             file.write("\n" * torn + json.dumps(row) + "\n")
 
     def mark(self, measurement: Measurement) -> None:
-        """Say what is being measured."""
+        """Store the current measurement."""
         mark = {**measurement.key._asdict(), "limit": measurement.limit, "context": self.context}
         self.marker.write_text(json.dumps(mark), encoding="utf-8")
 
     def unmark(self) -> None:
-        """Say that nothing is being measured."""
+        """Remove the current measurement."""
         self.marker.unlink(missing_ok=True)
 
     def marked(self) -> dict[str, Any] | None:
-        """What is being measured."""
+        """The current measurement, if any."""
         return _parsed(self.marker.read_text(encoding="utf-8")) if self.marker.exists() else None
 
 

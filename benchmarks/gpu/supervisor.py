@@ -14,7 +14,7 @@ RESTART = 75
 
 
 def supervise(command: Sequence[str], rows: Rows, until: float, grace: float = 30.0, poll: float = 0.1) -> int:
-    """Run a command that measures, again and again until it has nothing left, and return its exit status.
+    """Run a command that measures, repeatedly until it has nothing left, and return its exit status.
 
     After an error of the device no kernel of its process runs any more, so the next process goes on after it.
 
@@ -23,7 +23,7 @@ def supervise(command: Sequence[str], rows: Rows, until: float, grace: float = 3
         rows: where the results are, and the result of a measurement that ended its process is written.
         until: the time after which the command is to start no further measurement.
         grace: seconds more after which it is ended, without a result.
-        poll: seconds between two looks at it.
+        poll: seconds between two polls of it.
     """
     while True:
         rows.unmark()

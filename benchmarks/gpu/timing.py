@@ -46,9 +46,9 @@ def measured(
     """Milliseconds, median and spread, and megabytes at most above what was there before.
 
     Args:
-        run: what is measured, after a run that does not count, in which kernels are compiled.
+        run: the measured function, after a call that does not count, in which kernels are compiled.
         settings: where, and for how long.
-        warm_up: what is run first in place of `run`, where that takes long; there are few rounds then.
+        warm_up: a function that is called first in place of `run`, where that takes long; there are few rounds then.
         host: whether the work of the host counts after the device has finished, as for results in numpy.
     """
     device = settings.device

@@ -40,7 +40,7 @@ def context(device: torch.device) -> dict[str, str]:
 def work(
     settings: Settings, parts: Sequence[str], rows: Rows, until: float, find: Find = find_measurements
 ) -> list[Key]:
-    """Measure what has no result, and return what is left when the time is over.
+    """Take the missing measurements, and return the remaining ones when the time is over.
 
     Raises:
         BrokenDeviceError: after a measurement that left the device unusable; its result is written.

@@ -58,7 +58,7 @@ def ring_embedding(loss: Loss, noise: float = 0.0, num_steps: int = NUM_STEPS, s
 
     Args:
         loss: a loss of a batch with labels; it is copied, and its parameters are trained too.
-        noise: standard deviation of what is added to both coordinates in training.
+        noise: standard deviation of the noise added to both coordinates in training.
         num_steps: batches.
         seed: of points, noise and weights.
     """

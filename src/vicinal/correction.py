@@ -53,8 +53,8 @@ class ForwardCorrection(Loss):
         transition: float32 [C, C], the rows of true classes; None if it is given by `noise_rate`.
 
     Raises:
-        InputError: the loss is of another kind or has label smoothing or sampling, or the noise rate is not possible;
-            when called: there is no transition matrix, or as the loss itself.
+        InputError: the loss is of another kind or has label smoothing or sampling, or the noise rate is too high;
+            when called: the transition matrix is missing, or as the loss itself.
 
     Example:
         >>> from vicinal.losses import CrossEntropyLoss
@@ -116,7 +116,7 @@ class ForwardCorrection(Loss):
         if not wrong < 1 - rate:
             raise InputError(
                 f"ForwardCorrection: noise_rate = {rate} must be below {1 - 1 / rows.num_classes:g} with "
-                f"{rows.num_classes} classes, where labels would say nothing"
+                f"{rows.num_classes} classes, at which labels carry no information"
             )
         # (1 - rate) p_y + wrong (1 - p_y) = wrong + (1 - rate - wrong) p_y, in logarithms.
         return -torch.logaddexp(torch.full_like(value, math.log(wrong)), math.log(1 - rate - wrong) - value)

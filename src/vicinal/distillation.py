@@ -155,11 +155,11 @@ class S2SD(Loss):
 
     def _features(self, source: PairSource) -> Tensor:
         if source.has_own_references:
-            raise InputError("S2SD: there are no features of references; give embeddings and labels alone")
+            raise InputError("S2SD: references have no features; give embeddings and labels alone")
         if not self.heads:
             raise InputError("S2SD: in_features is missing; only a recipe of `vicinal train` can omit it")
         if source.features is None:
-            raise InputError("S2SD: features are missing, from which the embeddings were computed; give features=")
+            raise InputError("S2SD: the features that the embeddings were computed from are missing; give features=")
         if source.features.shape[1] != self.in_features:
             raise InputError(f"S2SD: features have {source.features.shape[1]} dimensions, not {self.in_features}")
         return at_least_float32(source.features).to(cast(Tensor, next(self.heads.parameters())).dtype)

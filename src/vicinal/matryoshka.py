@@ -1,4 +1,4 @@
-"""Matryoshka representation learning: a loss of several prefixes of the embeddings, each of which can then be used."""
+"""Matryoshka representation learning: a loss of several prefixes of the embeddings, each usable on its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from vicinal.losses.center_based import CenterBasedLoss
 from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.rows import Pairs, Rows
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
 from vicinal.utils.devices import default_tile_rows, ieee_products
 from vicinal.utils.errors import InputError
@@ -233,10 +232,9 @@ class _PrefixPairSource(PairSource):
             torch.mm(prefix.anchors[span], prefix.references.T, out=part)
         return similarity
 
-    def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
+    def identities(self, span: slice) -> tuple[Tensor | None, Tensor, Tensor | int]:
+        labels, keys, _ = super().identities(span)
         times = len(self.prefixes)
-        rows = super().rows(span, similarity, pairs.repeat(times))
-        labels = None if rows.labels is None else rows.labels.repeat(times, *[1] * (rows.labels.ndim - 1))
-        dims = torch.tensor([prefix.dim for prefix in self.prefixes], device=similarity.device)
-        dim = dims.repeat_interleave(len(rows.keys))[:, None]
-        return rows._replace(labels=labels, keys=rows.keys.repeat(times), dim=dim)
+        dims = torch.tensor([prefix.dim for prefix in self.prefixes], device=keys.device)
+        labels = None if labels is None else labels.repeat(times, *[1] * (labels.ndim - 1))
+        return labels, keys.repeat(times), dims.repeat_interleave(len(keys))[:, None]

@@ -268,7 +268,7 @@ class SequentialMiner(Miner):
         miners: at least one.
 
     Raises:
-        InputError: there is no miner.
+        InputError: no miner is given.
 
     Example:
         >>> rows = Rows(torch.tensor([[0.9, 0.6]]), torch.tensor([[0.7, 0.85, 0.5]]), None, torch.arange(1), 2)

@@ -37,24 +37,22 @@ def test_calibrates_on_the_validation_split(embeddings: Path, tmp_path: Path, ca
     assert "from 240 queries of 40 classes, 240 gallery images" in text
 
 
-def test_a_table_of_rates_and_strangers(embeddings: Path, tmp_path: Path, capsys) -> None:
+def test_a_table_of_rates_and_other_things(embeddings: Path, tmp_path: Path, capsys) -> None:
     first = json.loads(output(capsys, "calibrate", embeddings, "--json"))["operating_points"]
     assert [each["false_accept_rate"] for each in first] == [0.01, 0.05, 0.1]
     assert first[0]["threshold"] > first[1]["threshold"] > first[2]["threshold"]
     assert first[0]["false_reject_rate"] >= first[1]["false_reject_rate"] >= first[2]["false_reject_rate"]
     vectors = load_embeddings(embeddings)[0][:40] + 0.2 * np.random.default_rng(1).normal(size=(40, 16))
-    np.save(tmp_path / "strangers.npy", vectors.astype(np.float32))  # which look like ours
-    calibrated = json.loads(
-        output(capsys, "calibrate", embeddings, "--strangers", tmp_path / "strangers.npy", "--json")
-    )
+    np.save(tmp_path / "others.npy", vectors.astype(np.float32))  # which look like ours
+    calibrated = json.loads(output(capsys, "calibrate", embeddings, "--ood", tmp_path / "others.npy", "--json"))
     points = calibrated["operating_points"]
     assert calibrated["threshold"] == points[0]["threshold"] > first[0]["threshold"]
-    assert all(each["strangers_accepted"] <= each["false_accept_rate"] for each in points)
-    assert main(["calibrate", str(embeddings), "--strangers", str(tmp_path / "strangers.npy")]) == 0
+    assert all(each["ood_accepted"] <= each["false_accept_rate"] for each in points)
+    assert main(["calibrate", str(embeddings), "--ood", str(tmp_path / "others.npy")]) == 0
     messages = capsys.readouterr()
     assert "the model is too weak to decide at 1 %" in messages.err
     assert [line.split()[:2] for line in messages.out.splitlines()[-3:]] == [["1.0", "%"], ["5.0", "%"], ["10.0", "%"]]
-    assert "strangers accepted" in messages.out
+    assert "out-of-distribution accepted" in messages.out
 
 
 def test_nothing_is_kept_without_a_place(embeddings: Path, capsys) -> None:

@@ -221,7 +221,7 @@ def test_shorter_vectors_in_a_smaller_index(run: Path, photos: Path, tmp_path: P
     assert found["matches"][0]["path"] == str(image)
     assert "give --dim 4" in error(capsys, "search", folder, image, "--model", run)
     assert "give --dim 4" in error(capsys, "search", folder, image, "--dim", 3)
-    assert "dim = 99 is more than the embeddings have" in error(
+    assert "dim = 99 exceeds those of the embeddings" in error(
         capsys, "embed", photos, "--model", run, "--dim", 99, "--out", tmp_path / "v.npy"
     )
     output(capsys, "embed", photos, "--model", run, "--dim", 4, "--out", tmp_path / "v.npy")

@@ -45,7 +45,7 @@ def test_tune_searches_replays_and_looks_once(working: Path, capsys: pytest.Capt
     assert [trial["state"] for trial in result["trials"]] == ["complete", "complete"]
     assert result["test"] is None
     Recipe.load(result["recipe"])
-    assert main(["tune", *words, "--replay"]) == 1  # the look at the test split fails, and only that
+    assert main(["tune", *words, "--replay"]) == 1  # the evaluation on the test split fails, and only that
     assert "row 0" in capsys.readouterr().err.splitlines()[-1]
     draw_photos(working / "again", 12, 4)
     for image in (working / "photos").glob("class1*/*.png"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.damage import flipped, refusal
 from vicinal.data import Table, load_embeddings, load_table, read_fingerprint, save_embeddings
 from vicinal.utils.errors import InputError
 
@@ -28,6 +30,23 @@ def test_embeddings_and_table_come_back_bit_for_bit(tmp_path: Path, ending: str)
     assert found.dtype == np.float32
     assert np.array_equal(found, vectors())
     pd.testing.assert_frame_equal(found_table.frame, table().frame)
+
+
+def test_a_flipped_bit_in_a_parquet_file_is_noticed(tmp_path: Path) -> None:
+    path, numbers, refused = tmp_path / "e.parquet", np.random.default_rng(0), 0
+    save_embeddings(path, vectors(2000), table(2000))
+    content = path.read_bytes()
+    for place in numbers.integers(len(content), size=50):
+        path.write_bytes(flipped(content, place, 3))
+        message = refusal(partial(load_embeddings, path))
+        if message is None:
+            found, found_table = load_embeddings(path)
+            assert np.array_equal(found, vectors(2000))
+            pd.testing.assert_frame_equal(found_table.frame, table(2000).frame)
+        else:
+            assert message.startswith(f"{path}: ")
+            refused += 1
+    assert refused > 45
 
 
 @pytest.mark.parametrize("ending", ["parquet", "npy"])

@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.arguments["loss"]).__name__)
 def test_it_is_the_formula_in_tiles_too(case: Case) -> None:
     for name, batch in FEW.items():

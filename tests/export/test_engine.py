@@ -66,6 +66,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_damaged_export_is_made_again(model: Embedder, cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
     expected = with_engine(model, "openvino", "cpu").embed_batch(pixels)
@@ -118,6 +119,7 @@ def test_engines_that_are_asked_for_and_cannot(model: Embedder, monkeypatch: pyt
         with_engine(model, "openvino", "cpu", 99)
 
 
+@pytest.mark.slow
 def test_modules_of_users_are_exported_each_time(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 4))
     model = Embedder.from_module(module, ImageTransform(size=8)).eval()
@@ -159,6 +161,7 @@ def test_the_command(
         assert problem in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_shards_record_the_engine(model: Embedder, photos: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     for shard, name in ((1, "openvino"), (2, "torch")):

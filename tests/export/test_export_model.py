@@ -131,6 +131,7 @@ def test_an_export_embeds_tables_and_datasets_as_its_model(model: Embedder, onnx
         exported.embed(table, precision="16")
 
 
+@pytest.mark.slow
 def test_a_module_of_the_user_with_images_of_any_size_channels_last(tmp_path: Path) -> None:
     layers = torch.nn.Conv2d(3, 8, 5, stride=3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
     model = Embedder.from_module(torch.nn.Sequential(*layers, torch.nn.Flatten()), ImageTransform(size=32)).eval()

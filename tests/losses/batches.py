@@ -1,4 +1,4 @@
-"""Batches on which losses of pairs tend to go wrong; every loss is tested on all of them."""
+"""Batches on which pair losses tend to go wrong; every loss is tested on all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All losses of class centers, each beside its formula, and the batches they are tested on."""
+"""All center-based losses, each beside its formula, and the batches they are tested on."""
 
 from __future__ import annotations
 

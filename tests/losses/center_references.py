@@ -1,4 +1,4 @@
-"""Losses of class centers as their papers write them: one sample after the other, in float64."""
+"""Center-based losses as their papers write them: one sample after the other, in float64."""
 
 from __future__ import annotations
 

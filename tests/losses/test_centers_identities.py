@@ -1,4 +1,4 @@
-"""The losses of class centers as special cases of each other and of losses of pairs, as CCL's Section 3.3 has them."""
+"""Center-based losses as special cases of each other and of pair losses, as CCL's Section 3.3 has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of losses of class centers: no matrix batch x classes is made, and none is kept for the backward pass."""
+"""Memory of center-based losses: no matrix batch x classes is made, and none is kept for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of class centers over processes: all centers on each of them, or each with those of a part of the classes."""
+"""Center-based losses over processes: all centers on each of them, or each with those of a part of the classes."""
 
 from __future__ import annotations
 

@@ -346,13 +346,13 @@ def test_masks_say_the_pairs(variant: str) -> None:
 def test_a_relation_says_the_pairs() -> None:
     x = SAMPLES["unequal classes"].x
     tags = torch.randint(2, (12, 3), generator=torch.Generator().manual_seed(5))
-    share = (tags[:, None] * tags).any(dim=-1)
+    overlap = (tags[:, None] * tags).any(dim=-1)
 
     def relation(a: Tensor, b: Tensor) -> Tensor:
         return (a[:, None] * b).any(dim=-1)
 
     got = value_and_gradient(lambda x: ContextualLoss(3)(x, tags, relation=relation), x)
-    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, share, ~share, 3), x))
+    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, overlap, ~overlap, 3), x))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vicinal.models import Embedder, default_pooling, default_transform
-from vicinal.models.initialization_table import projection_dim
+from vicinal.models.backbones import projection_dim
 from vicinal.utils.errors import InputError
 
 WIDTH, SIZE, PATCH, DIM = 64, 32, 16, 512

@@ -276,7 +276,7 @@ def test_bad_arguments() -> None:
         (lambda: Refinement(model, "all"), "Refinement: context = 'all' must be everything or gallery"),  # type: ignore[arg-type]
         (lambda: Refinement(model, depth=3), "depth = 3 is out of range; use 0 to 2"),
         (lambda: Refinement(model, neighbors=1.5), "Refinement: neighbors = 1.5 must be at least"),  # type: ignore[arg-type]
-        (lambda: Refinement(alone, neighbors=3), "neighbors = 3, but this refiner looks at itself alone"),
+        (lambda: Refinement(alone, neighbors=3), "neighbors = 3, but the refiner has context = self"),
         (lambda: refine(model, vectors, neighbors=-2), "neighbors = -2 must be at least"),
         (lambda: refine(model, vectors, chunk_size=0), "chunk_size = 0 is invalid"),
         (lambda: refine(model, others), "embeddings have 8 dimensions, the refiner is for 12"),

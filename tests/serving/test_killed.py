@@ -15,7 +15,7 @@ from tests.serving.service import random_vectors, save_index
 from vicinal import Index
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_nothing_acknowledged_is_lost(rounds: int, tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     program = [sys.executable, "-m", "tests.serving.killed", str(folder), str(rounds)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,19 @@ def test_images_of_deleted_items_are_removed(tmp_path: Path, monkeypatch: pytest
         assert left.exists()
     with FolderStore(folder):  # a killed process had not added it
         assert (kept.exists(), left.exists()) == (True, False)
+
+
+def test_an_image_that_looked_unused_is_not_added_without_its_file(tmp_path: Path) -> None:
+    with FolderStore(save_index(tmp_path)) as store:
+        file = store.images / "new.png"
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, 2 * (file.stat().st_mtime - 86_400,))  # the clock has jumped since
+        with FolderStore(store.folder) as other:
+            assert not file.exists()
+        with pytest.raises(InputError, match="the file of the image was removed; send it again"):
+            store.add(random_vectors(1, 1), {}, str(file), None).result(120)
+        assert len(store) == len(other) == 30
 
 
 def test_vector_files_are_written_beside_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def pairs_of(source: PairSource, start: int = 0, stop: int | None = None) -> lis
     """The positive and the negative columns of anchors, as the losses would see them."""
     span = slice(start, len(source) if stop is None else stop)
     similarity = torch.arange(len(source.references), dtype=torch.float64).repeat(span.stop - start, 1)
-    rows = source.rows(span, similarity, source.pairs(span, source.class_columns))
+    rows = Rows(*source.pairs(span, source.class_columns).split(similarity), *source.identities(span))
     return [
         tuple({int(column) for column in row[row.isfinite()]} for row in pair)
         for pair in zip(rows.positives, rows.negatives, strict=True)
@@ -164,7 +164,7 @@ def test_keys_are_places_in_the_whole_batch_and_change_with_the_call(
     references, labels = (torch.cat([tensor[:3], tensor, tensor[3:]]) for tensor in (X, LABELS))
     source = PairSource.from_batch(X, LABELS, references, labels, offset)
     source = replace(source, num_calls=None if call is None else torch.tensor(call))
-    rows = source.rows(slice(2, 5), torch.zeros(3, 12), source.pairs(slice(2, 5)))
+    rows = Rows(*source.pairs(slice(2, 5)).split(torch.zeros(3, 12)), *source.identities(slice(2, 5)))
     assert rows.keys.tolist() == expected
     assert rows.labels.tolist() == LABELS[2:5].tolist()
 

@@ -97,7 +97,7 @@ def plainly(source: PairSource, row_terms: Callable, select: Callable | None = N
         own = torch.zeros_like(positive)
         own[torch.arange(len(source)), source.offset + torch.arange(len(source))] = True
         positive, negative = positive & ~own, negative & ~own
-    rows = source.rows(slice(0, len(source)), similarity, MaskedPairs(positive, negative))
+    rows = Rows(*MaskedPairs(positive, negative).split(similarity), *source.identities(slice(0, len(source))))
     return tuple(term.sum(0) for term in row_terms(select(rows) if select else rows))
 
 

@@ -73,7 +73,7 @@ def test_on_a_device_nothing_more_waits_and_launches_are_few(name: str, more: in
     assert device.launches <= launches + 45 * more
 
 
-@pytest.mark.parametrize("where", ["device", "workers"])
+@pytest.mark.parametrize("where", ["device", pytest.param("workers", marks=pytest.mark.slow)])
 def test_a_run_is_that_of_workers_wherever_it_is_resumed(small: list[str], tmp_path: Path, where: str) -> None:
     """Also where it began on the device and goes on in workers, as on another machine."""
     settings = [*small, *EXACT, "--data.num_workers=0"]

@@ -75,7 +75,7 @@ def test_centers_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no centers of this shape"):
         copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
     path.write_bytes(b"something else")
-    with pytest.raises(InputError, match="does not hold class centers"):
+    with pytest.raises(InputError, match="holds no class centers"):
         copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
 
 

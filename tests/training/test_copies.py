@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.training.runs import trainer
 from tests.training.test_fine_tuning import gradients
-from vicinal.data.batches import pixel_batches
+from vicinal.data.batches import image_dataset
 from vicinal.models import Embedder
 from vicinal.training import Trainer, feature_cache, training_data
 
@@ -125,7 +125,7 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
         given.append(kwargs["pin_memory"])
         return []
 
-    for module in (training_data, pixel_batches):
+    for module in (training_data, image_dataset):
         monkeypatch.setattr(module, "DataLoader", loader)
     one = trainer([*small, "--data.num_workers=0"], tmp_path / "run")
     one.engine.fabric = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tests.damage import flipped
 from vicinal.data import ImageDataset, Table, load_table
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
@@ -23,7 +24,7 @@ from vicinal.models.execution import eval_mode
 from vicinal.training import Recipe, resume, train
 from vicinal.training.base_trainer import BaseTrainer
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.feature_cache import FEATURES, INFO, PARTIAL, cached_features
+from vicinal.training.feature_cache import CHECKSUMS, FEATURES, INFO, PARTIAL, cached_features
 from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
@@ -191,6 +192,45 @@ def test_an_interrupted_pass_continues(
     assert not partial.exists()
 
 
+@pytest.mark.parametrize("damaged", [PARTIAL, CHECKSUMS])
+@pytest.mark.parametrize("where", [0.05, 0.5, 0.95])
+def test_a_flipped_bit_in_a_partial_file_is_noticed(
+    damaged: str, where: float, squares: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
+    table = load_table(str(squares))
+    whole = cached_features(model, table, tmp_path / "whole", batch_size=10).vectors
+    counted = Embedder.pooled_features
+    del passes[:]
+    monkeypatch.setattr(Embedder, "pooled_features", lambda *given: [counted(*given), 1 / (len(passes) < 5)][0])
+    with pytest.raises(ZeroDivisionError):
+        cached_features(model, table, tmp_path / "cache", batch_size=10)
+    (path,) = (tmp_path / "cache").rglob(damaged)
+    content = path.read_bytes()
+    path.write_bytes(flipped(content, int(where * len(content))))
+    del passes[:]
+    monkeypatch.setattr(Embedder, "pooled_features", counted)
+    features = cached_features(model, table, tmp_path / "cache", batch_size=10)
+    np.testing.assert_array_equal(features.vectors, whole)
+    assert passes[0] == 10
+    assert sum(passes) > 8  # the four batches before the last one were there
+
+
+def test_a_partial_file_is_continued_with_another_batch_size(
+    squares: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
+    table = load_table(str(squares))
+    counted = Embedder.pooled_features
+    monkeypatch.setattr(Embedder, "pooled_features", lambda *given: [counted(*given), 1 / (len(passes) < 4)][0])
+    with pytest.raises(ZeroDivisionError):
+        cached_features(model, table, tmp_path / "cache", batch_size=8)
+    del passes[:]
+    monkeypatch.setattr(Embedder, "pooled_features", counted)
+    cached_features(model, table, tmp_path / "cache", batch_size=16)
+    assert passes == [16, 16]  # of three batches of eight images, two are a whole one
+
+
 def test_a_resumed_run_refuses_features_of_another_model(settings: list[str], tmp_path: Path) -> None:
     def write_weights(seed: int) -> None:
         torch.manual_seed(seed)
@@ -283,7 +323,7 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     np.save(cache / FEATURES, np.zeros((3, 96), np.float32))
     assert "features.npy: float32 [3, 96]; it must be float32 [48, 96]; delete" in read()
     (cache / FEATURES).write_bytes(data[:-9] + bytes([data[-9] ^ 64]) + data[-8:])
-    assert "features.npy: other numbers than were written; delete" in read()
+    assert "features.npy: damaged, its digest differs; delete" in read()
     info = (cache / INFO).read_text()
     for rows in ("[48]", "[1e999]", f"[{10**400}]", '["0"]', "[" * 100_000):
         (cache / INFO).write_text(info.replace('"skipped": []', f'"skipped": {rows}'))

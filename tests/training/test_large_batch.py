@@ -94,7 +94,7 @@ def test_without_randomness_it_is_a_plain_step(micro_batch_size: int | None) -> 
 
 LOSSES: dict[str, Callable[[], Loss]] = {
     "beta learned, drawn": lambda: MarginLoss(nu=0.1),
-    "a beta a class": lambda: MarginLoss(num_classes=4, miner=None),
+    "beta per class": lambda: MarginLoss(num_classes=4, miner=None),
     "memory": lambda: CrossBatchMemory(ContrastiveLoss(), size=17),
     "sum": lambda: 0.5 * ContrastiveLoss() + 2 * MarginLoss() + 0.1 * HistogramLoss(bins=10),
 }
@@ -413,7 +413,7 @@ def test_two_processes_equal_one(case: str, of_two_processes: list[dict[str, Any
 def test_processes_talk_no_more_than_in_a_plain_step(of_two_processes: list[dict[str, Any]]) -> None:
     for result in of_two_processes:
         assert result["messages"][0] == result["messages"][1]
-        assert result["messages"][0][1] == STEPS * sum(p.numel() for p in system("a beta a class", None).parameters())
+        assert result["messages"][0][1] == STEPS * sum(p.numel() for p in system("beta per class", None).parameters())
         assert "inside the module that DistributedDataParallel wraps" in result["wrapped"]
 
 
@@ -452,7 +452,7 @@ def _messages(micro_batch_size: int | None, mine: slice) -> tuple[list[str], int
         numbers += bucket.buffer().numel()
         return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
 
-    ours = system("a beta a class", micro_batch_size)
+    ours = system("beta per class", micro_batch_size)
     wrapped = DistributedDataParallel(ours)
     steps(ours, wrapped, mine, accumulate_grad_batches=True)  # buckets are arranged after the first step
     wrapped.register_comm_hook(None, hook)

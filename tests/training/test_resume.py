@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,13 +17,14 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.damage import flipped, refusal
 from tests.processes import PRELOADED
 from tests.training.interruption import interrupt_in_step
 from tests.training.runs import scripted_validation, trainer, weights
 from vicinal.cli.main import main
 from vicinal.data import Table, load_table
 from vicinal.training import Recipe, Trainer, base_trainer, resume, train
-from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
@@ -213,6 +215,24 @@ def test_what_cannot_be_started_or_resumed(small: list[str], tmp_path: Path) -> 
         resume(run.path)
 
 
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    path, weights = tmp_path / "last.pt", torch.arange(5000.0)
+    save_checkpoint(path, {"module": {"a": weights, "b": -weights}, "epoch": 3})
+    content, numbers, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(200):
+        path.write_bytes(flipped(content, numbers.randrange(len(content)), numbers.randrange(8)))
+        message = refusal(partial(load_checkpoint, path, "module"))
+        if message is None:  # the bit was one of padding
+            state = load_checkpoint(path, "module")
+            assert state["epoch"] == 3
+            assert torch.equal(state["module"]["a"], weights)
+            assert torch.equal(state["module"]["b"], -weights)
+        else:
+            assert str(path) in message
+            refused += 1
+    assert refused > 180
+
+
 def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "broken")
     for image in (tmp_path / "broken").rglob("*.png"):
@@ -276,7 +296,7 @@ def test_a_failed_start_leaves_no_folder(small: list[str], tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kept", [20, -1])
+@pytest.mark.parametrize("kept", [pytest.param(20, marks=pytest.mark.slow), -1])
 def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path, kept: int) -> None:
     settings = [*small, "--epochs=3"]
     straight = train(Recipe.load(overrides=settings), tmp_path / "straight")

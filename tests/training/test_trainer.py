@@ -240,7 +240,7 @@ def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Pa
     assert log["step"].tolist() == [2, 3, 4, 6]  # every second, and the last of each epoch
 
 
-@pytest.mark.parametrize("precision", ["32", "16-mixed"])
+@pytest.mark.parametrize("precision", ["32", pytest.param("16-mixed", marks=pytest.mark.slow)])
 def test_gradients_that_are_never_finite_stop_the_run(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:

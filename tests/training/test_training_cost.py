@@ -61,6 +61,7 @@ def test_the_parameters_of_the_model_that_were_trained(
     assert cost.trained_parameters == sum(each.numel() for part in parts for each in groups[part]) > 0
 
 
+@pytest.mark.slow
 def test_of_a_backbone_with_adapters_they_count_alone(small: list[str], tmp_path: Path) -> None:
     pytest.importorskip("peft")
     run = train(Recipe.load(overrides=[*small, "--fine_tuning.method=lora", "--epochs=1"]), tmp_path / "run")

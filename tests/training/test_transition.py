@@ -43,6 +43,7 @@ def first(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> RunFolder:
     return train(Recipe.load(overrides=settings), tmp_path_factory.mktemp("first") / "run")
 
 
+@pytest.mark.slow
 def test_the_matrix_of_a_run_is_estimated_from_its_class_probabilities(
     first: RunFolder, small: list[str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_list_needs_micro_batches_of_one() -> None:
     for size in (None, 2):
         with pytest.raises(InputError, match=f"micro_batch_size = {size} must be 1; images in a list are embedded"):
             embed_in_micro_batches(embedder(), pixels(), size)
-    with pytest.raises(InputError, match="there are no images"):
+    with pytest.raises(InputError, match="no images"):
         embed_in_micro_batches(embedder(), [], 1)
     assert embed_in_micro_batches(embedder(), pixels()[:1], 1).shape == (1, 8)
 
@@ -114,6 +114,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Path) -> None:
     recipe = Recipe.load(overrides=[*settings, "--micro_batch_size=1"])
     straight = train(recipe, tmp_path / "straight")

@@ -23,6 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_the_group_refuses_tensors_of_the_cpu(results: list[dict[str, Any]]) -> None:
     assert all("device type cpu" in result["refusal"] for result in results)
 

@@ -1,4 +1,4 @@
-"""A small model, and a recipe for studies without a pause between two looks at a process."""
+"""A small model, and a recipe for studies without a pause between two polls of a process."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -11,6 +10,7 @@ import sys
 import tarfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import draw_photos, output
+from tests.damage import flipped, refusal
 from vicinal.cli.main import main
 from vicinal.data import EmbeddingShards, load_embeddings, load_vectors, merge_shards, read_fingerprint, verify_shards
 from vicinal.data.batches.image_dataset import ImageDataset
@@ -167,6 +168,20 @@ def test_a_damaged_part_is_found_and_embedded_again(model: str, images: Path, sh
     verify_shards(shards)
 
 
+def test_a_flipped_bit_in_a_manifest_is_noticed(shards: Path) -> None:
+    path = shards / "shard-2-of-3" / "manifest.json"
+    before, content = ShardManifest.load(path), path.read_bytes()
+    size = content.index(b'"num_embeddings": 3') + len(b'"num_embeddings": ')
+    for place in (size, *np.random.default_rng(0).integers(len(content), size=100)):
+        path.write_bytes(flipped(content, place))
+        message = refusal(partial(ShardManifest.load, path))
+        if message is None:
+            assert place != size
+            assert ShardManifest.load(path) == before
+        else:
+            assert f"delete {path.parent} and embed this shard again" in message
+
+
 def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Path, tmp_path: Path) -> None:
     other = str(tmp_path / "other")
     Embedder("test_resnet", dim=5, pretrained=False).save_pretrained(other)
@@ -200,16 +215,15 @@ def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Pa
 
 def test_missing_overlapping_and_foreign_shards_are_refused(shards: Path) -> None:
     manifest = shards / "shard-2-of-3" / "manifest.json"
-    content = manifest.read_text()
-    for key, value, message in (
-        ("model", "4567", "shard 1/3 was embedded with model .*, not 4567 as shard 2/3"),
-        ("rows_sha256", "f" * 64, "shard 1/3 was embedded with .*, not .*SHA-256 ffffffff"),
-        ("parts", [{}], "not the manifest of a shard of embeddings"),
+    second = ShardManifest.load(manifest)
+    for changed, message in (
+        ({"model": "4567"}, "shard 1/3 was embedded with model .*, not 4567 as shard 2/3"),
+        ({"rows_sha256": "f" * 64}, "shard 1/3 was embedded with .*, not .*SHA-256 ffffffff"),
     ):
-        manifest.write_text(json.dumps({**json.loads(content), key: value}))
+        replace(second, **changed).save(shards)
         with pytest.raises(InputError, match=message):
             load_embeddings(shards)
-    manifest.write_text(content)
+    second.save(shards)
     shutil.copytree(manifest.parent, shards / "shard-2-of-4")
     with pytest.raises(InputError, match="is of shard 2/3; its folder must be shard-2-of-3"):
         verify_shards(shards)

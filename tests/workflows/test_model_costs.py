@@ -21,7 +21,7 @@ from vicinal.data import ImageDataset, Table
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, embedder
 from vicinal.utils.run_folder import TrainingCost
-from vicinal.workflows import model_options
+from vicinal.workflows import models as model_loading
 from vicinal.workflows.model_costs import kind_of_training, timed
 
 RECIPES = {
@@ -73,6 +73,7 @@ def test_one_table_of_scores_and_costs(models: list[str], photos: Path, capsys: 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_per_model(models: list[str], photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "evaluate", "--images", photos, *models, "--compare", "--recall_at", 1)
     head, costs, *metrics = text.rstrip().split("\n\n")
@@ -108,7 +109,7 @@ def test_one_model_is_in_memory_at_a_time(
 ) -> None:
     alive: weakref.WeakSet[Embedder] = weakref.WeakSet()
     before: list[int] = []
-    load = model_options.load_model
+    load = model_loading.load_model
 
     def counted_load(*arguments: Any) -> Embedder:
         gc.collect()
@@ -117,7 +118,7 @@ def test_one_model_is_in_memory_at_a_time(
         alive.add(model)
         return model
 
-    monkeypatch.setattr(model_options, "load_model", counted_load)
+    monkeypatch.setattr(model_loading, "load_model", counted_load)
     output(capsys, "evaluate", "--images", photos, *models[1:], "--compare")
     assert before == [0] * 6  # each is loaded to see that it can be, and again to embed
 

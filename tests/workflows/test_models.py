@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from vicinal.models import ContextRefiner, Embedder
-from vicinal.models.pooling import PoolingName
+from vicinal.models.execution import usable_device
+from vicinal.models.head import PoolingName
 from vicinal.training.checkpoint import save_checkpoint
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.models import check_backbone, load_model, load_refiner, usable_device
-from vicinal.workflows.settings import EmbeddingOptions
+from vicinal.workflows.models import EmbeddingOptions, check_backbone, load_model, load_refiner
 
 
 def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path)
     assert not list(Path("study/cells").rglob("*.pt"))  # the models alone are kept
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_done_again(study_recipe: Path) -> None:
     first = run(study_recipe, MadeUp(scores), "--grid.optimizer.lr=[0.01, 0.11]", "--model.dim=8")
     start = MadeUp(scores)
@@ -72,6 +73,7 @@ def test_what_is_there_is_not_done_again(study_recipe: Path) -> None:
     assert start.names() == ["cells/000_1", "cells/001_1"]
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_fails_alone_and_is_tried_again_by_the_next_command(study_recipe: Path) -> None:
     def failing(config: dict[str, Any]) -> list[float]:
         if config["model"]["dim"] == 16:
@@ -119,6 +121,7 @@ def test_another_verb_is_refused(study_recipe: Path) -> None:
         tune(None, "study")
 
 
+@pytest.mark.slow
 def test_a_line_with_one_setting_and_no_picture_with_three(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(scores), "--grid.model.dim=[8, 512]")
     assert Image.open("study/sweep.png").width > 500

@@ -106,7 +106,7 @@ def test_images_of_a_folder_that_cannot_be_listed_are_kept(
     for error in (errno.EACCES, errno.EIO):
         monkeypatch.setattr(os, "scandir", fail)
         table = Table.from_folder(photos)
-        line = f"{photos}/owl: {os.strerror(error).lower()}; what is in this folder is left out"
+        line = f"{photos}/owl: {os.strerror(error).lower()}; the images in this folder are left out"
         assert line in capsys.readouterr().err.splitlines()
         monkeypatch.undo()
         sync(index, table, embed, below=photos)

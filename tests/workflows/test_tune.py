@@ -1,4 +1,4 @@
-"""A search: its trials, the best ones, the replay and the one look at the test split; with runs that are made up."""
+"""A search: its trials, the best ones, the replay, evaluated once on the test split; with runs that are made up."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def run(recipe: Path, start: MadeUp, *words: str, **options: Any) -> TuneResult:
     return tune(recipe, "study", settings, words or [LR], start=start)
 
 
+@pytest.mark.slow
 def test_the_best_settings_end_after_their_best_epoch(study_recipe: Path) -> None:
     start = MadeUp()
     result = run(study_recipe, start)
@@ -151,6 +152,7 @@ def test_the_split_val_of_the_data_may_validate(study_recipe: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_further_seeds_decide_among_the_best(study_recipe: Path) -> None:
     """The trial that was best by luck is not the best one of three seeds."""
 
@@ -214,6 +216,7 @@ def test_a_study_whose_trials_all_fail_ends(study_recipe: Path) -> None:
     assert Path("study/report.html").is_file()
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_ended_early(study_recipe: Path) -> None:
     def scores(config: dict[str, Any]) -> list[float]:
         return [0.5, 0.6, 0.7] if config["optimizer"]["lr"] < 0.03 else [0.1, 0.2, 0.3]
@@ -228,6 +231,7 @@ def test_hopeless_trials_are_ended_early(study_recipe: Path) -> None:
     assert all(each.epoch < 3 and each.asked == ["kill"] for each in ended)
 
 
+@pytest.mark.slow
 def test_with_folds_the_first_one_decides_which_trials_are_ended(
     study_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +245,7 @@ def test_with_folds_the_first_one_decides_which_trials_are_ended(
     assert result.trials[0].state == "complete"
 
 
+@pytest.mark.slow
 def test_weights_of_trials_are_deleted_unless_they_are_to_be_kept(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(), trials=1)
     assert not Path("study/trials/000/model").exists()
@@ -281,6 +286,7 @@ def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:
         tune(None, "nothing")
 
 
+@pytest.mark.slow
 def test_several_jobs_run_at_a_time_on_devices_of_their_own(
     study_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +304,7 @@ def test_batches_that_half_of_the_classes_are_too_few_for(study_recipe: Path) ->
     assert not Path("study").exists()
 
 
+@pytest.mark.slow
 def test_runs_that_are_counted_in_steps_replay_their_steps(study_recipe: Path) -> None:
     write_table(Path("table.parquet"), classes=16)
     start = MadeUp()
@@ -306,6 +313,7 @@ def test_runs_that_are_counted_in_steps_replay_their_steps(study_recipe: Path) -
     assert (found.epochs, found.max_steps, found.stop_epoch, found.steps_per_epoch) == (None, 40, 2, 6)
 
 
+@pytest.mark.slow
 def test_the_replay_has_the_batches_of_the_search(study_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # each recipe is read
     monkeypatch.chdir(study_recipe.parent)
@@ -316,6 +324,7 @@ def test_the_replay_has_the_batches_of_the_search(study_recipe: Path, monkeypatc
     assert (found.batch_size, found.samples_per_class) == (6, 2)  # of three classes; of all six it would be 12
 
 
+@pytest.mark.slow
 def test_a_search_has_no_test_images(study_recipe: Path) -> None:
     start = MadeUp()
     result = run(study_recipe, start)

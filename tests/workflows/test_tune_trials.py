@@ -69,8 +69,9 @@ def test_a_trial_whose_process_was_killed_is_repeated_with_its_settings(
     (left,) = in_states(study, "RUNNING")
     assert set(left.params) == set(SPACE)
     run(study, 2)
-    assert [first_number(trial) for trial in shown_trials(study)] == [0, 1]
-    assert given(shown_trials(study)[0]) == left.params
+    repeated, another = shown_trials(study)
+    assert first_number(repeated) == 0 < first_number(another)  # 1 or 2: the grace period may end before either begins
+    assert given(repeated) == left.params
     assert not in_states(study, "RUNNING", "WAITING")
 
 
@@ -115,6 +116,7 @@ def test_enqueued_trials_are_run_once_and_tried_again_if_they_failed(folder: Stu
         fixed.append(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "sobol"])
 def test_a_continued_search_does_not_repeat_its_proposals(folder: StudyFolder, sampler: Sampler) -> None:
     for number in (2, 4):

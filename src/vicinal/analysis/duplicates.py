@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from vicinal.analysis.neighbors import QueryNeighbors
-from vicinal.data.boxes import image_keys
+from vicinal.data.columns import image_keys
 from vicinal.data.image_files import same_content
 from vicinal.data.table import Table
 from vicinal.retrieval.neighbors import Pairs, similar_pairs
@@ -229,7 +229,7 @@ def _frame(table: Table, component: Integers, nearest: Integers, similarity: Flo
     return frame
 
 
-CROP_SIDES = (30, 28, 26)  # of 32: what is left of an image that was cropped, by up to a third of its area
+CROP_SIDES = (30, 28, 26)  # of 32: the sides of crops that lack up to a third of the area
 MIN_CORRELATION = 0.2  # of whole thumbnails, below which none is a part of the other
 CHUNK_SIZE = 512  # pairs at a time: some 200 MB
 EPSILON = 1e-6
@@ -241,7 +241,7 @@ def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers
     """Compute the largest correlation of two images, whole with whole or whole with a part of the other.
 
     It is the normalized cross-correlation of gray values, which neither brightness nor contrast changes. One image,
-    reduced, is moved over the other: it is near 1 for images that were encoded anew, resized, or cropped by up to a
+    reduced, is moved over the other: it is near 1 for images that were re-encoded, resized, or cropped by up to a
     fifth of each side. Pairs whose whole thumbnails are correlated by less than 0.2 are not compared in parts.
 
     Args:

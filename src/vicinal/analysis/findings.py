@@ -202,7 +202,7 @@ def _in_table(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
 
 
 def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """The groups that are not only one file several times, numbered anew."""
+    """The groups that are not only one file several times, renumbered."""
     files = np.arange(num_rows)
     files[exact["row"]] = exact.groupby("group")["row"].transform("min")
     num_files = pd.Series(files[near["row"]]).groupby(near["group"]).transform("nunique").to_numpy()

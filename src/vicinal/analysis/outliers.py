@@ -10,8 +10,8 @@ import pandas as pd
 from PIL import Image
 
 from vicinal.analysis.neighbors import QueryNeighbors
-from vicinal.data.boxes import Box, crop_to_box, row_boxes
-from vicinal.data.images.decoding import decoded, open_image
+from vicinal.data.columns import Box, row_boxes
+from vicinal.data.images.decoding import crop_to_box, decoded, open_image
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Doubles
 from vicinal.utils.console import track

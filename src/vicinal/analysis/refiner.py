@@ -31,7 +31,7 @@ class RefinerInput(NamedTuple):
     rows: Integers
 
     def query_gallery(self) -> QueryGallery:
-        """All of them searching each other."""
+        """The embeddings as queries and gallery at once."""
         return QueryGallery(self.vectors, self.vectors, np.arange(len(self.vectors)))
 
 

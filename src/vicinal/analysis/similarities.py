@@ -115,7 +115,7 @@ def _negative_pairs(
 
 
 def _filled(partners: Integers, drawn: Integers, is_allowed: Booleans) -> Integers:
-    """The partners, and what was drawn where there was none yet."""
+    """The partners, those drawn now where there was none yet."""
     return np.where((partners < 0) & is_allowed, drawn, partners)
 
 

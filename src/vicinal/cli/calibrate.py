@@ -28,7 +28,7 @@ def add_calibrate(parser: Parser) -> None:
     parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
                         "labels: the index that will be searched, or training images. A rate holds for a gallery of "
                         "about the same size")  # fmt: skip
-    parser.add_argument("--strangers", metavar="SOURCE", help="images of other kinds of things, "
+    parser.add_argument("--ood", metavar="SOURCE", help="out-of-distribution images, of other things, "
                         "such as pictures of other shops, without labels; no more of them are accepted")  # fmt: skip
     inputs.add_groups(parser)
     parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
@@ -60,10 +60,10 @@ def calibrate(arguments: Arguments) -> None:
     embedded = replace(embedded, table=with_groups(embedded.table, arguments.group_pattern, arguments.group_minutes))
     warn_of_series(source, embedded)
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
-    strangers = None if arguments.strangers is None else _gallery(arguments.strangers, reader, model or source)
+    ood = None if arguments.ood is None else _gallery(arguments.ood, reader, model or source)
     out = None if arguments.out is None else Path(arguments.out)
     places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
-    calibrated = calibrate_source(embedded, settings, gallery, strangers)
+    calibrated = calibrate_source(embedded, settings, gallery, ood)
     kept = places.keep(calibrated.calibration)
     log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
     print_result(calibrated.describe() if arguments.json else str(calibrated))
@@ -88,7 +88,7 @@ def _check(arguments: Arguments) -> None:
     if arguments.index is not None:
         inputs.check_index(arguments.index)
     inputs.check_source(arguments.gallery)
-    inputs.check_source(arguments.strangers)
+    inputs.check_source(arguments.ood)
     if arguments.out is not None and not arguments.out.lower().endswith(".json"):
         raise InputError(f"--out {arguments.out}: name a file ending in .json")
     if arguments.images is None:

@@ -1,4 +1,4 @@
-"""`vicinal data` and `vicinal clean`: statistics, splits and noise of a dataset, and what may be wrong with it."""
+"""`vicinal data` and `vicinal clean`: statistics, splits and noise of a dataset, and its possible problems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_data(parser: Parser) -> None:
 
 
 def data(arguments: Arguments) -> None:
-    """Show statistics of a dataset and what is wrong with its files; split its classes, add noise, and save it."""
+    """Show statistics of a dataset and problems of its files; split its classes, add noise, and save it."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     settings = read_settings(DataSettings, arguments, noise=read_settings(NoiseSettings, arguments, "noise."))
@@ -110,7 +110,7 @@ def add_clean(parser: Parser) -> None:
                         "page begins")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
     inputs.add_json(parser)
-    add_settings(parser.add_argument_group("what counts as a finding"), CleanSettings)
+    add_settings(parser.add_argument_group("criteria of findings"), CleanSettings)
     inputs.add_embedding(parser)
     parser.show_first(
         "out", "csv", "decisions", "title", "json", "min_similarity", "min_pixel_similarity", "model", "split", "where",

@@ -311,7 +311,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
 
 
 def _log_warnings(name: str, table: Table) -> None:
-    """Log what speaks against the scores."""
+    """Log reasons to doubt the scores."""
     from vicinal.evaluation import count_noisy_labels
 
     if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):

@@ -226,7 +226,7 @@ def _read_yaml(kind: Any, text: str) -> Any:
 
 
 def _help_text(text: str, field: Field[Any]) -> str:
-    """The description of a field with its default; None is what a flag means that is not given."""
+    """The description of a field with its default; None stands for a flag that is not given."""
     text = text.rstrip(".").replace("%", "%%")
     if field.default is None:
         return re.sub(r"\bNone\b", "the default", re.sub(r"(?<=\.)(\s+)None\b", r"\1The default", text))

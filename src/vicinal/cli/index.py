@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEARNED = ("ivfpq", "rabitq")  # kinds that are trained on all images
 REFINER = (
-    "refines every embedding by its nearest neighbors; an index that is built with a refiner refines what is added "
+    "refines every embedding by its nearest neighbors; an index that is built with a refiner refines images added "
     "and searched later too"
 )
 
@@ -55,7 +55,7 @@ def add(arguments: Arguments) -> None:
 
 
 def sync(arguments: Arguments) -> None:
-    """Make an index hold what a folder or table of images holds, or say where its images are now."""
+    """Make an index hold the images of a folder or table, or say where its images are now."""
     root = getattr(arguments, "root", None)
     if arguments.source is None:
         if root is None:
@@ -89,7 +89,7 @@ def delete(arguments: Arguments) -> None:
 
 
 def list_(arguments: Arguments) -> None:
-    """Print the columns of the images of an index, or what it is and holds in all."""
+    """Print the columns of the images of an index, or its kind, size and model."""
     inputs.check_index(arguments.index)
     if arguments.facts:
         if arguments.where is not None:
@@ -154,7 +154,7 @@ def _check_source(arguments: Arguments) -> None:
 
 
 def _ids_to_delete(opened: ImageIndex, arguments: Arguments) -> Sequence[int]:
-    """The ids that are named by themselves, by paths, or by --where."""
+    """The ids that are given directly, by paths, or by --where."""
     if arguments.where is not None:
         ids: list[int] = opened.where(arguments.where).tolist()
         log(f"deleting {len(ids):,} images with {arguments.where}")
@@ -181,7 +181,7 @@ def _add_place(parser: Parser) -> None:
 def _add_common(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
-        help="wait so long while another process writes the index, or ask a database again so long when the "
+        help="wait this long while another process writes the index, or retry a database this long when the "
         "connection is cut (default: 600)",
     )  # fmt: skip
     inputs.add_json(parser)
@@ -229,7 +229,7 @@ def _add_sync(parser: Parser) -> None:
     _add_source(
         parser,
         "a folder or table of images: new ones are added, those that have vanished are dropped (from the folder; from "
-        "everywhere if it is a table), changed files are embedded anew. An index that is not there yet is built, and "
+        "everywhere if it is a table), changed files are embedded again. An index that is not there yet is built, and "
         "an interrupted call goes on where it was. Without it, --root says where the images of the index are now",
         "kind", "rescore", nargs="?",
     )  # fmt: skip

@@ -56,7 +56,7 @@ def check_source(source: str | None) -> None:
     """Raise InputError if a source does not exist; before anything slow is imported."""
     if is_url(source):
         return check_index(str(source))
-    if source is not None and source not in BENCHMARKS and not split_container(source) and not _exists(source):
+    if source is not None and not (_exists(source) or source in BENCHMARKS or split_container(source)):
         raise InputError(no_such_source(source, BENCHMARKS))
 
 
@@ -111,13 +111,13 @@ def add_groups(parser: Parser) -> None:
         type=flag_type(float),
         metavar="MINUTES",
         help="the same by time: photos that were "
-        "taken at most so long after another one, as their EXIF data say, do not find it",
+        "taken at most this long after another one, by their EXIF data, do not find it",
     )
 
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
     """Add the flags about embedding images."""
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
     if split:
@@ -162,7 +162,8 @@ def load_refiner(arguments: Arguments) -> ContextRefiner | None:
     """The refiner of the flags, or None without one."""
     if arguments.refiner is None:
         return None
-    from vicinal.workflows.models import load_refiner, usable_device
+    from vicinal.models.execution import usable_device
+    from vicinal.workflows.models import load_refiner
 
     return load_refiner(arguments.refiner).to(usable_device(getattr(arguments, "device", None)))
 

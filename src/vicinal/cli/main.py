@@ -96,7 +96,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """Parse the command line, and return what the flags of the verb do not cover separately."""
+    """Parse the command line, and return the words that are not flags of the verb separately."""
     parser = Parser(prog="vicinal", description="Deep metric learning and image retrieval.", epilog=EXAMPLE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(parser=parser)

@@ -34,9 +34,9 @@ def models(arguments: Arguments) -> None:
     for flag in ("batch_size", "device"):
         if getattr(arguments, flag) is not None and not arguments.measure:
             raise InputError(f"--{flag} is about measuring; give --measure too")
+    from vicinal.models.execution import usable_device
     from vicinal.utils.console import track
     from vicinal.workflows.model_costs import described_models, measured_speed, model_names, models_text
-    from vicinal.workflows.models import usable_device
 
     device = usable_device(arguments.device)
     names = model_names(arguments.filter)
@@ -62,7 +62,7 @@ OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label
 def add_export(parser: Parser) -> None:
     """Add the flags of `vicinal export`."""
     from vicinal.export.settings import ExportSettings
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     parser.add_argument(
         "source", help="a run, a model folder, a model on the Hugging Face Hub, or a backbone such as timm/resnet50"
@@ -94,7 +94,7 @@ def add_export(parser: Parser) -> None:
         help="upload the model, its card and the exported one to the Hugging "
         "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
     )
-    hub.add_argument("--private", action="store_true", help="nobody else sees a new model on the Hub")
+    hub.add_argument("--private", action="store_true", help="a new model on the Hub is private")
     inputs.add_json(parser)
 
 

@@ -43,7 +43,7 @@ def add_search(parser: Parser) -> None:
     parser.add_argument(
         "--grid",
         metavar="PICTURE",
-        help="draw queries and matches, such as found.png; what does not fit on it is drawn on found_2.png and so on",
+        help="draw queries and matches, such as found.png; further sheets are found_2.png and so on",
     )
     parser.add_argument(
         "--patches", metavar="PICTURE", help="draw queries beside their matches, with lines between matching patches; "
@@ -169,7 +169,7 @@ MAX_PORT = 65_535
 def add_serve(parser: Parser) -> None:
     """Add the flags of `vicinal serve`."""
     from vicinal.serving.limits import Limits
-    from vicinal.workflows.settings import EmbeddingOptions
+    from vicinal.workflows.models import EmbeddingOptions
 
     parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
                         "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
@@ -253,8 +253,8 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
         return None
+    from vicinal.models.execution import usable_device
     from vicinal.serving.embedders import TorchEmbedder
-    from vicinal.workflows.models import usable_device
 
     reader = inputs.read_embedding(arguments)
     index.check_model(reader.fingerprint, inputs.made_with(arguments, str(arguments.index)))

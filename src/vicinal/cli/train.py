@@ -248,7 +248,7 @@ def _unimported_schema(arguments: Arguments) -> Schema:
 
 
 def _check_settings(arguments: Arguments) -> dict[str, Any]:
-    """The settings that were given, nested; raises InputError for what is wrong, before anything slow is imported.
+    """The settings that were given, nested; raises InputError for invalid ones, before anything slow is imported.
 
     The values of the settings of model and loss are checked later.
     """

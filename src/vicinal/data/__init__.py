@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         save_embeddings,
     )
     from vicinal.data.embedding_shards import EmbeddingShards, merge_shards, verify_shards
-    from vicinal.data.images.decoding import convert_image, read_image
+    from vicinal.data.images.colors import convert_image
+    from vicinal.data.images.decoding import read_image
     from vicinal.data.images.formats import is_image_file
     from vicinal.data.images.transforms import ImageTransform
     from vicinal.data.label_noise import confused_labels, open_set_labels, random_labels

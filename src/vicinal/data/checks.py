@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Floats, Integers, check_not_masked
+from vicinal.utils.arguments import check_not_masked
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vicinal.data.columns import is_unicode
 from vicinal.utils.errors import InputError
 
 MAX_INTEGER = 2**63 - 1
@@ -91,11 +92,6 @@ def _text(value: Any) -> str:
     return text.removesuffix(" 00:00:00") if isinstance(value, datetime.datetime) else text
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def _are_numbers(texts: list[str]) -> bool:
     given = [text for text in texts if text != ""]
     return bool(given) and all(map(NUMBER.fullmatch, given))
@@ -152,7 +148,7 @@ def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | flo
     Databases round one of both sides where integers meet floats; a comparison within a kind is exact.
 
     Returns:
-        The sign and the number; or what the comparison is for every value.
+        The sign and the number; or the result, if it is the same for every value.
 
     Example:
         >>> exact_comparison("integer", "<", 2.5), exact_comparison("integer", ">", 2**63)

@@ -1,17 +1,19 @@
-"""The columns that have a meaning in a table, and the checks and types of their values."""
+"""The columns that have a meaning in a table, the checks and types of their values, and what identifies an image."""
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from vicinal.data.column_kinds import is_unicode
 from vicinal.utils.arguments import is_integer
+from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
 
 SPLITS = ("train", "val", "test")
@@ -205,3 +207,63 @@ def _labels(values: pd.Series, column: str) -> pd.Series:
                 f"a {column} is text or a 64-bit integer, the same type in all rows"
             )
     return pd.Series(objects, index=values.index, dtype="str" if is_text else np.int64)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+Box: TypeAlias = tuple[float, float, float, float]
+"""The left, top, right and bottom edge, in pixels of the upright image."""
+
+
+def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
+    """The bounding box of each row, None where it has none.
+
+    Example:
+        >>> row_boxes(pd.DataFrame([[0, 1, 5, 6], [np.nan] * 4], columns=["x_1", "y_1", "x_2", "y_2"]))
+        [(0.0, 1.0, 5.0, 6.0), None]
+    """
+    if not set(BOX_COLUMNS) <= set(frame):
+        return [None] * len(frame)
+    edges = frame[list(BOX_COLUMNS)].to_numpy(dtype=np.float64, na_value=np.nan)
+    return [None if math.isnan(row[0]) else (row[0], row[1], row[2], row[3]) for row in edges.tolist()]
+
+
+def image_keys(frame: pd.DataFrame) -> list[str]:
+    """A unique name of each image of a table: its path, and the bounding box if it has one."""
+    paths = [str(path) for path in frame["path"]]
+    return [image_key(path, box) for path, box in zip(paths, row_boxes(frame), strict=True)]
+
+
+def image_key(path: str, box: Box | None) -> str:
+    """The unique name of an image, see :func:`image_keys`."""
+    return path if box is None else f"{path} [{', '.join(f'{edge:.10g}' for edge in box)}]"
+
+
+def warn_of_repeated_images(frame: pd.DataFrame, stacklevel: int) -> None:
+    """Warn if a split has two rows of one image that are both in the gallery: they would find each other at once.
+
+    Rows of one file with different bounding boxes are different images.
+    """
+    if "path" not in frame:
+        return
+    told_apart = [column for column in ("path", "split", *BOX_COLUMNS) if column in frame]
+    is_repeated = frame.duplicated(told_apart, keep=False)
+    if "is_gallery" in frame:
+        is_repeated &= frame["is_gallery"].astype(bool)
+        is_repeated &= frame[is_repeated].duplicated(told_apart, keep=False).reindex(frame.index, fill_value=False)
+    if not is_repeated.any():
+        return
+    repeated = frame[is_repeated]
+    images = repeated.groupby(told_apart, dropna=False, sort=False)
+    path = repeated["path"].iloc[0]
+    rows = " and ".join(map(str, repeated.index[repeated["path"] == path][:2]))
+    wrong = int((images["label"].nunique() > 1).sum()) if "label" in frame else 0
+    warnings.warn(
+        f"{counted(images.ngroups, 'image is', 'images are')} in several rows, such as {path} (rows {rows})"
+        + (f", {wrong:,} of them with different labels" if wrong else "")
+        + ": such rows find each other, which makes scores too high; keep one of each",
+        stacklevel=stacklevel + 1,
+    )

@@ -134,7 +134,7 @@ def column_names(condition: Condition) -> Iterator[str]:
 
 
 def condition_error(text: str, reason: str) -> InputError:
-    """The error of a condition that is not possible."""
+    """The error of an invalid condition."""
     shown = text if len(text) <= 200 else f"{text[:199]}…"
     return InputError(f'condition "{shown}": {reason}')
 
@@ -197,9 +197,9 @@ class _Parser:
                 self._fail(f"{self._shown(left)} is compared by `is`, which only asks `column is None`; use ==")
             return Missing(first, isinstance(op, ast.IsNot))
         if first is None or second is None:
-            self._fail("a missing value is asked for by `column is None`")
+            self._fail("a missing value is found by `column is None`")
         if not isinstance(first, Column) and not isinstance(second, Column):
-            self._fail(f"{self._shown(left)} and {self._shown(right)} are compared, of which none is a column")
+            self._fail(f"{self._shown(left)} and {self._shown(right)} are compared, but neither is a column")
         return Comparison(first, SIGNS[type(op)], second)
 
     def _membership(self, left: ast.expr, right: ast.expr, is_negated: bool) -> Condition:
@@ -209,7 +209,7 @@ class _Parser:
                 self._fail(f"{self._shown(left)} in a list; a column can be in a list of one value or more")
             values = [self._literal(each) for each in right.elts]
             if any(value is None for value in values):
-                self._fail("a missing value is asked for by `column is None`")
+                self._fail("a missing value is found by `column is None`")
             return OneOf(side, tuple(value for value in values if value is not None), is_negated)
         column = self._operand(right)
         if not isinstance(side, str) or not isinstance(column, Column):

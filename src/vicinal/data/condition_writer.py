@@ -48,15 +48,15 @@ class ConditionWriter(ABC, Generic[Filter]):
 
     @abstractmethod
     def conjunction(self, parts: Sequence[Filter]) -> Filter:
-        """All of them; of none, true."""
+        """The conjunction of filters; true for none."""
 
     @abstractmethod
     def disjunction(self, parts: Sequence[Filter]) -> Filter:
-        """One of them at least; of none, false."""
+        """The disjunction of filters; false for none."""
 
     @abstractmethod
     def negation(self, part: Filter) -> Filter:
-        """Not this one, which is true or false."""
+        """The negation of a filter that is true or false."""
 
     @abstractmethod
     def has_value(self, column: str) -> Filter:
@@ -171,5 +171,5 @@ class ConditionWriter(ABC, Generic[Filter]):
         return self.conjunction([self.has_value(column), self.negation(found)]) if is_negated else found
 
     def fail(self, reason: str) -> NoReturn:
-        """Raise the InputError of a condition that is not possible."""
+        """Raise the InputError of an invalid condition."""
         raise condition_error(self.text, reason) from None

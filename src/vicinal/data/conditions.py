@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.column_kinds import ColumnKind, column_values, is_unicode
+from vicinal.data.column_kinds import ColumnKind, column_values
+from vicinal.data.columns import is_unicode
 from vicinal.data.condition_syntax import Value, column_names, condition_error, parse_condition
 from vicinal.data.condition_writer import ConditionWriter
 from vicinal.utils.arrays import Booleans
@@ -99,7 +100,7 @@ class SQLWriter(ConditionWriter[SQLFilter]):
     def check_text(self, text: str) -> None:
         """Refuse a text that a database cannot hold."""
         if not is_unicode(text):
-            self.fail("it holds a text with half a character, which no text of a database has")
+            self.fail("it holds a text with half a character, which a database cannot store")
 
     def _joined(self, parts: Sequence[SQLFilter], word: str) -> SQLFilter:
         """Parts in a tree of little depth, which databases limit."""

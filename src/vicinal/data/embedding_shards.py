@@ -242,7 +242,7 @@ def _write_parquet(path: Path, shards: EmbeddingShards) -> None:
     schema = _schema(shards)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with pq.ParquetWriter(new, schema) as writer:
+        with pq.ParquetWriter(new, schema, write_page_checksum=True) as writer:
             for vectors, frame in shards.parts():
                 writer.write_table(embedding_table(path, Table(frame).frame, vectors).cast(schema))
         os.replace(new, path)

@@ -54,7 +54,7 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
     if os.fspath(folder) in found.unlisted:
         raise InputError(f"{folder}: {found.unlisted[os.fspath(folder)]}")
     for each, reason in found.unlisted.items():
-        log(f"{each}: {reason}; what is in this folder is left out")
+        log(f"{each}: {reason}; the images in this folder are left out")
     if not files:
         there = f"; there are {left_out}{hint}" if left_out else ""
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
@@ -168,7 +168,7 @@ def _has_split_folders(folder: Path, parents: list[tuple[str, ...]]) -> bool:
 
 
 def _warn_of_repeated_folders(folder: Path, parents: list[tuple[str, ...]]) -> None:
-    """Say what was understood where every top folder holds the same folders, as parts of one dataset do."""
+    """Log how the folders were read where every top folder holds the same folders, as parts of one dataset do."""
     below: dict[str, set[str]] = {}
     for parts in parents:
         below.setdefault(parts[0] if parts else "", set()).add(parts[1] if len(parts) > 1 else "")

@@ -1,4 +1,4 @@
-"""Groups of images that do not find each other, such as a series of photos: by file names, or by capture times."""
+"""Groups of images that are excluded from each other's rankings, such as a series of photos: by names or times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = ((ExifTags.Base.DateTimeOriginal, ExifTags.Base.SubsecTimeOriginal),
 def capture_time(path: str) -> float | None:
     """When a photo was taken, in seconds on the clock of its camera; None if its file does not say so.
 
-    Times of editing, and those of the file itself, are not looked at: copies have others.
+    Times of editing, and those of the file itself, are ignored, since copies have others.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,7 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
         table: Images, with paths.
         pattern: A regular expression; images with the same text at the place of its first pair of parentheses, or of
             all of it if it has none, are one group. Images in whose path it is not found have no group.
-        minutes: Images that were taken at most so long after another one, as their EXIF data say, are in its group.
+        minutes: Images that were taken at most this long after another one, by their EXIF data, are in its group.
             Images without a time have no group.
     """
     if pattern is not None and minutes is not None:

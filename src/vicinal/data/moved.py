@@ -1,4 +1,4 @@
-"""Images that were moved to another folder, with the folders below it as they were."""
+"""Images that were moved to another folder with the same folders below it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find_old_root(paths: Sequence[str], new: str, known: str | None = None) -> s
 
 
 def moved_path(path: str, old: str, new: str) -> str:
-    """The path of what has moved with the folder `old`, or is that folder; others stay as they are.
+    """The new path of a file or folder in the moved folder `old`, or of `old` itself; others stay as they are.
 
     Example:
         >>> moved_path("/old/cat/1.png", "/old", "/new"), moved_path("/older/2.png", "/old", "/new")

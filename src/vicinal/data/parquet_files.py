@@ -63,7 +63,7 @@ def open_parquet(path: Path, content: bytes | None = None, **options: Any) -> It
         check_regular_file(path)
     try:
         with path.open("rb") if content is None else BytesIO(content) as file:
-            yield pq.ParquetFile(file, **options)
+            yield pq.ParquetFile(file, page_checksum_verification=True, **options)
     except InputError:
         raise
     except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
@@ -145,9 +145,9 @@ def read_metadata(path: Path, key: bytes) -> str | None:
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write an Arrow table atomically to a Parquet file."""
+    """Write an Arrow table atomically to a Parquet file, with a checksum of each page, which reading verifies."""
     buffer = BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(table, buffer, write_page_checksum=True)
     write_bytes(path, buffer.getvalue())
 
 

@@ -75,7 +75,7 @@ class DataSettings:
         label_column: name of the table's column with the labels.
         group_pattern: a regular expression by which the file names tell groups, such as series of photos: images with
             the same text in its parentheses are one group, and do not find each other in evaluation.
-        group_minutes: images that were taken at most so many minutes after another one, as their EXIF data say, are one
+        group_minutes: images that were taken at most this many minutes after another one, by their EXIF data, are one
             group with it; in place of `group_pattern`.
         fractions: fraction of the classes for each split, such as {train: 0.6, val: 0.2, test: 0.2}. Default: the
             splits of the source, or else the fractions of this example. A test split of the source stays as it is, and

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
-FORMAT, VERSION = "vicinal embedding shard", 1
+FORMAT, VERSION, CHECKSUM = "vicinal embedding shard", 1, "sha256"
 MANIFEST, FOLDERS = "manifest.json", "shard-*-of-*"
 FOLDER_NAME = re.compile(r"shard-([1-9]\d{0,8})-of-([1-9]\d{0,8})")
 
@@ -127,8 +128,9 @@ class ShardManifest:
 
     def save(self, shards: str | Path) -> None:
         """Write the manifest atomically."""
-        content = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
-        write_bytes(self.folder(shards) / MANIFEST, content.encode())
+        content = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}))  # keys become texts
+        text = json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1)
+        write_bytes(self.folder(shards) / MANIFEST, text.encode())
 
     @classmethod
     def load(cls, path: Path) -> ShardManifest:
@@ -136,6 +138,8 @@ class ShardManifest:
         check_regular_file(path)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop(CHECKSUM) != _checksum(content):
+                raise ValueError("it is not as it was written")
             if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
                 raise ValueError("it has another format or version")
             parts = tuple(map(_read_part, content.pop("parts")))
@@ -143,10 +147,18 @@ class ShardManifest:
         except OSError as error:
             raise unreadable(path, error) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path}: not the manifest of a shard of embeddings ({one_line(error, 120)})") from None
+            raise InputError(
+                f"{path}: not the manifest of a shard of embeddings ({one_line(error, 120)}); delete {path.parent} and "
+                "embed this shard again"
+            ) from None
         if path.parent.name != manifest.folder("").name:
             raise InputError(f"{path}: is of shard {manifest.name}; its folder must be {manifest.folder('').name}")
         return manifest
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest holds."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_part(content: Any) -> ShardPart:

@@ -140,12 +140,12 @@ def warn_of_shared_classes(frame: pd.DataFrame, stacklevel: int) -> None:
         others = f", and so {verb} {more}" if len(shared) > 1 else ""
         warnings.warn(
             f"class {str(name)!r} is in the splits {' and '.join(splits)}{others}: "
-            "scores will not tell how unseen classes are found",
+            "scores will not measure the retrieval of unseen classes",
             stacklevel=stacklevel + 1,
         )
 
 
-HINT = "or set redivide, which divides all classes anew"
+HINT = "or set redivide, which divides all classes again"
 
 
 def divide_classes(
@@ -179,7 +179,7 @@ def divide_classes(
 def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.DataFrame:
     """Make images of each training class the split `val`, for applications whose classes are all known.
 
-    Of each class, at random, so many images as the fraction says, but two or more, as one has no match in the split;
+    Of each class, the fraction of its images at random, but two or more, as one has no match in the split;
     none if fewer than two would be left. With a column `group`, whole groups, which are then in one split each: of each
     class two or more, as matches within a group are ignored, and a third is left for training.
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from vicinal.data.boxes import image_keys, warn_of_repeated_images
-from vicinal.data.columns import SPLITS, validate_frame
+from vicinal.data.columns import SPLITS, image_keys, validate_frame, warn_of_repeated_images
 from vicinal.data.conditions import matching_rows
 from vicinal.data.folders import read_folder
 from vicinal.data.splits import Order, divide_classes, warn_of_shared_classes
@@ -70,7 +69,8 @@ class Table:
 
     def __init__(self, frame: pd.DataFrame, root: str | Path | None = None) -> None:
         self.frame = validate_frame(frame, root)
-        warn_of_shared_classes(self.frame, stacklevel=2)
+        if self.has("split"):
+            warn_of_shared_classes(self.frame, stacklevel=2)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Table:

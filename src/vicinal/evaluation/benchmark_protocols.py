@@ -28,8 +28,8 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
     """Compute mAP@k of queries whose positives are listed.
 
     The metric of Google Landmarks v2 (Weyand et al., CVPR 2020) is mAP@100: for a query with R positives, the precision
-    at each positive among the first 100, summed and divided by min(R, 100). Positives are what the list says, whatever
-    the labels.
+    at each positive among the first 100, summed and divided by min(R, 100). The list defines the positives,
+    whatever the labels.
 
     Args:
         embeddings: float [rows, dim].

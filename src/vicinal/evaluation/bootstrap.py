@@ -29,8 +29,8 @@ def confidence_intervals(
 
     Args:
         evaluation: of the table.
-        table: what was evaluated, with labels; it may be None when resampling queries.
-        resampling: what is resampled, how often, and the confidence level.
+        table: the evaluated table, with labels; it may be None when resampling queries.
+        resampling: the resampled units, their number, and the confidence level.
 
     Returns:
         One row per metric, whose name is the index, with the columns `low` and `high`.
@@ -127,8 +127,8 @@ def paired_differences(
     Args:
         first: the evaluation of one model, such as the baseline.
         second: the evaluation of the other model, on the same queries.
-        table: what was evaluated, with labels; it may be None when resampling queries.
-        resampling: what is resampled (and swapped), how often, and the confidence level.
+        table: the evaluated table, with labels; it may be None when resampling queries.
+        resampling: the resampled (and swapped) units, their number, and the confidence level.
 
     Returns:
         One row per metric that both have, whose name is the index, with the columns `difference` (second minus first),

@@ -40,7 +40,7 @@ def calibrate(
     resampling: Resampling = DEFAULT_RESAMPLING,
     fingerprint: str | None = None,
     scores: OpenSetScores | None = None,
-    strangers: Floats | None = None,
+    ood: Floats | None = None,
 ) -> Calibration:
     """Choose a threshold for "match or none", and find the probability that the best match of a search is right.
 
@@ -67,7 +67,7 @@ def calibrate(
         resampling: of classes, for confidence intervals and bounds.
         fingerprint: identifies the model and the steps after it.
         scores: those of :func:`~vicinal.evaluation.open_set_scores`, if they are known already.
-        strangers: the scores of queries of no class at all, see :func:`~vicinal.evaluation.stranger_scores`; of these
+        ood: the scores of out-of-distribution queries, see :func:`~vicinal.evaluation.ood_scores`; of these
             too, no more than the rate are accepted.
 
     Raises:
@@ -99,7 +99,7 @@ def calibrate(
     classes, level, rate = effective_classes(scores.unknown_classes), resampling.confidence_level, false_accept_rate
     if threshold_by == "bound":
         rate = rate_for_bound(false_accept_rate, classes, level)
-    threshold = threshold_for(scores, rate, strangers)
+    threshold = threshold_for(scores, rate, ood)
     held_out, missed = held_out_accepts(scores, rate), ~identified(scores, threshold)
     knots, probabilities = fit_probabilities(scores, unknown_fraction)
     return Calibration(
@@ -123,16 +123,16 @@ def calibrate(
     )
 
 
-def threshold_for(scores: OpenSetScores, rate: float, strangers: Floats | None = None) -> float:
-    """The lowest threshold at which at most this fraction of the unknown queries is accepted, and of the strangers.
+def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:
+    """The lowest threshold at which at most this fraction of the unknown queries is accepted, and of the others.
 
     Args:
         scores: of queries of known and unknown classes.
         rate: between 0 and 1.
-        strangers: the scores of queries of no class at all.
+        ood: the scores of out-of-distribution queries.
     """
     threshold = threshold_at(scores.unknown, rate)
-    return threshold if strangers is None else max(threshold, threshold_at(strangers, rate))
+    return threshold if ood is None else max(threshold, threshold_at(ood, rate))
 
 
 def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
@@ -196,18 +196,18 @@ RATES = (0.01, 0.05, 0.1)
 
 
 def operating_points(
-    scores: OpenSetScores, rates: tuple[float, ...] = RATES, strangers: Floats | None = None
+    scores: OpenSetScores, rates: tuple[float, ...] = RATES, ood: Floats | None = None
 ) -> pd.DataFrame:
-    """The threshold of each false-accept rate, and what it rejects.
+    """The threshold of each false-accept rate, and the fractions that it rejects.
 
     Args:
         scores: of queries of known and unknown classes.
         rates: between 0 and 1.
-        strangers: the scores of queries of no class at all.
+        ood: the scores of out-of-distribution queries.
 
     Returns:
         One row per rate, with the columns `false_accept_rate`, `threshold`, `held_out_false_accept_rate`, of each class
-        by the threshold of the others; `false_reject_rate`; and with strangers `strangers_accepted`.
+        by the threshold of the others; `false_reject_rate`; and, if these are given, `ood_accepted`.
 
     Example:
         >>> import numpy as np
@@ -221,12 +221,12 @@ def operating_points(
     """
     rows = []
     for rate in rates:
-        threshold = threshold_for(scores, rate, strangers)
+        threshold = threshold_for(scores, rate, ood)
         row = {
             "false_accept_rate": rate,
             "threshold": threshold,
             "held_out_false_accept_rate": float(held_out_accepts(scores, rate).mean()),
             "false_reject_rate": float(1 - identified(scores, threshold).mean()),
         }
-        rows.append(row | ({} if strangers is None else {"strangers_accepted": float((strangers >= threshold).mean())}))
+        rows.append(row | ({} if ood is None else {"ood_accepted": float((ood >= threshold).mean())}))
     return pd.DataFrame(rows)

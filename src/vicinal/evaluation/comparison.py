@@ -1,4 +1,4 @@
-"""Models beside each other with the intervals of their differences, and runs of one recipe averaged."""
+"""Comparison of models, with intervals of their differences, and averages over runs of one recipe."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tabulate(
 
     Args:
         evaluation: of the table.
-        table: what was evaluated; needed for groups, and for intervals by resampling classes.
-        model: the name of what was evaluated.
+        table: the evaluated table; needed for groups, and for intervals by resampling classes.
+        model: the name of the evaluated model.
         resampling: how confidence intervals are computed; None: there are none.
         group_by: a column of the table: the metrics of each group of queries follow those of all queries.
 
@@ -68,7 +68,7 @@ def compare_models(
 
     Args:
         evaluations: name of the model -> its evaluation of the table, two or more.
-        table: what was evaluated, with labels; it may be None when resampling queries.
+        table: the evaluated table, with labels; it may be None when resampling queries.
         resampling: how intervals and p-values are computed.
 
     Returns:
@@ -117,8 +117,8 @@ def compare_reranking(
     Args:
         plain: the evaluation without re-ranking.
         reranked: the evaluation with re-ranking or refinement.
-        table: what was evaluated; needed for intervals by resampling classes.
-        model: the name of what was evaluated.
+        table: the evaluated table; needed for intervals by resampling classes.
+        model: the name of the evaluated model.
         resampling: how intervals and p-values are computed; None: there are none.
 
     Raises:

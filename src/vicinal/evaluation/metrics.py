@@ -102,7 +102,7 @@ def metric_by_name(name: str, max_k: int | None = None) -> Metric:
         max_k: the number of gallery images that are ranked; None: it is not known yet.
 
     Raises:
-        InputError: there is no such metric, or K is not from 1 to `max_k`.
+        InputError: the metric does not exist, or K is not from 1 to `max_k`.
 
     Example:
         >>> metric_by_name("precision@2", max_k=5)(Ranks(np.array([1, 4, 3]), np.array([2, 1, 0])))

@@ -114,17 +114,17 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     )
 
 
-def stranger_scores(strangers: Array, embeddings: Array, table: Table, score: ScoreKind = "similarity") -> Floats:
-    """The scores of the best matches of queries that are of no class of the gallery, float32 [strangers].
+def ood_scores(ood: Array, embeddings: Array, table: Table, score: ScoreKind = "similarity") -> Floats:
+    """The scores of the best matches of queries that are out of distribution, float32 [queries].
 
     Args:
-        strangers: float [queries, dim].
+        ood: float [queries, dim], such as embeddings of other kinds of things.
         embeddings: float [rows, dim], of which the gallery images are searched.
         table: one row per embedding, with labels.
         score: as for :func:`open_set_scores`.
     """
     rows = query_gallery_rows(table)[1]
-    queries, gallery = UnitVectors(strangers, "stranger"), UnitVectors(embeddings, "embedding", rows)
+    queries, gallery = UnitVectors(ood, "query"), UnitVectors(embeddings, "embedding", rows)
     labels = np.full(len(queries), table.labels.max() + 1)
     found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3)
     return (_similarities(found) if score == "similarity" else _margins(found))[1]

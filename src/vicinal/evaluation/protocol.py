@@ -20,8 +20,8 @@ from vicinal.retrieval.exclusions import check_exclude_self
 from vicinal.retrieval.query_gallery import QueryGallery
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk_size, check_rows, check_same_dim
-from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Doubles, Integers, check_not_masked
+from vicinal.utils.arguments import check_not_masked, is_integer
+from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
@@ -220,7 +220,7 @@ def score_queries(
         levels: name -> relevance, that of the labels (:data:`FINE`) first.
         metrics: name -> metric.
         protocol: the name of the protocol.
-        query_indices: int64 [q], the row of each query in what is evaluated.
+        query_indices: int64 [q], the row of each query in the evaluated table.
         rerank: a method by which every ranking is re-ranked first.
         chunk_size: number of queries per tile.
         divided: whether the processes of `torch.distributed` divide the work.

@@ -1,7 +1,7 @@
 """The ranks of the positives of every query in its full ranking of the gallery, from one pass over the similarities.
 
 The positives are scored first, label by label. Then the product of all queries with the gallery is computed in tiles,
-and in each tile is counted how many scores rank before every positive. Where a set searches itself, only the tiles on
+and the scores that rank before each positive are counted tile by tile. Where a set searches itself, only the tiles on
 one side of the diagonal are computed: they are counted for their rows and, transposed, for their columns.
 """
 
@@ -147,7 +147,7 @@ class _Panel:
 
 
 class _TiledCounting:
-    """Computes the product of queries and gallery in tiles, and counts in each what ranks before the positives."""
+    """Computes the product of queries and gallery in tiles, and counts in each the scores before the positives."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _TiledCounting:
         self._product = ScoreBuffer(self._rows, self._columns, queries.device).product
 
     def count(self, start: int, stop: int) -> tuple[_Panel, list[TotalCounts]]:
-        """Count for queries `start` to `stop`, and return what was counted at each level."""
+        """Count for queries `start` to `stop`, and return the counts at each level."""
         panel = self._panel(start, stop)
         for top in self._tops(panel):
             vectors = self._queries.block(top, min(top + self._rows, stop))
@@ -277,7 +277,7 @@ def _counter(positives: Positives, relevance: Relevance, start: int, device: tor
 
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
-    """The ranks of the positives of queries `first` to `last`, summed up from what ranks between them."""
+    """The ranks of the positives of queries `first` to `last`, summed up from the counts between them."""
     from vicinal.evaluation.counting.kernels import sum_up  # imports numba
 
     counts = positives.counts[first:last]

@@ -73,7 +73,7 @@ def count_query_classes(evaluation: Evaluation, table: Table) -> int:
 
     Args:
         evaluation: of the table.
-        table: what was evaluated, with labels.
+        table: the evaluated table, with labels.
     """
     is_scored = ~np.isnan(next(iter(evaluation.per_query.values())))
     return len(np.unique(table.labels[evaluation.query_indices[is_scored]]))
@@ -104,7 +104,7 @@ def unit_totals(scores: Doubles, evaluation: Evaluation, table: Table | None, re
     Args:
         scores: float64 [queries, metrics], NaN for queries without a score.
         evaluation: whose queries these are.
-        table: what was evaluated; it may be None when resampling queries.
+        table: the evaluated table; it may be None when resampling queries.
         resample_by: `classes` or `queries`.
     """
     units = _units(evaluation, table, resample_by)

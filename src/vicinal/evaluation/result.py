@@ -147,7 +147,7 @@ class Evaluation:
         """The metrics as a table of results.
 
         Args:
-            model: the name of what was evaluated.
+            model: the name of the evaluated model.
             intervals: columns `low` and `high`, as :func:`~vicinal.evaluation.confidence_intervals` returns them.
             differences: as :func:`~vicinal.evaluation.paired_differences` returns them.
             groups: as :func:`~vicinal.evaluation.metrics_by` returns them.
@@ -181,7 +181,7 @@ def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> p
 
     Args:
         evaluation: of the table.
-        table: what was evaluated.
+        table: the evaluated table.
         column: a column of the table: the queries with one value of it are a group. By default each class is a group.
 
     Returns:

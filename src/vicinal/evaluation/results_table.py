@@ -53,8 +53,7 @@ class ResultsTable:
     - `label_level`: `label`, or the column of the coarse labels that define the positives; for ROxford and RParis the
       difficulty.
     - `metric`, `value`: the name, and the mean over the queries, from 0 to 1.
-    - `std`, `num_repeats`: the sample standard deviation over so many runs or random galleries, of which `value` is the
-      mean.
+    - `std`, `num_repeats`: the sample standard deviation over this many runs or galleries; `value` is their mean.
     - `low`, `high`: the confidence interval of the value.
     - `difference`, `difference_low`, `difference_high`, `p_value`: the difference to the baseline, its confidence
       interval, and the p-value of the hypothesis that there is none.
@@ -168,7 +167,7 @@ class ResultsTable:
     def to_csv(self) -> str:
         """The frame as comma-separated values; missing cells are empty.
 
-        If it is known what the models cost, each row ends with that of its model.
+        If the costs of the models are known, each row ends with those of its model.
         """
         frame = self.frame if self.costs is None else self.frame.merge(self.costs, on="model", how="left")
         return frame.to_csv(index=False, lineterminator="\n")
@@ -217,7 +216,7 @@ def results_text(results: ResultsTable) -> str:
 
 
 def headline(protocol: str, num_queries: int, num_gallery: int, num_without_positive: int, num_ties: int = 0) -> str:
-    """The protocol and the numbers of images of an evaluation, and what may make its metrics misleading."""
+    """The protocol and the numbers of images of an evaluation, and reasons why its metrics may mislead."""
     line = f"{protocol}: {num_queries:,} queries, {num_gallery:,} gallery images"
     if num_without_positive:
         line += f" ({num_without_positive:,} queries without a positive left out)"

@@ -49,7 +49,7 @@ def threshold_at(scores: Floats, rate: float) -> float:
     """The lowest threshold at which at most the fraction `rate` of the scores is accepted.
 
     Args:
-        scores: float32 [n], of what should be refused.
+        scores: float32 [n], of pairs or queries that should be refused.
         rate: between 0 and 1.
     """
     check_rate("rate", rate)
@@ -65,7 +65,7 @@ def threshold_interval(
     """Bootstrap interval of :func:`threshold_at`, from resampled classes, with tails as wide as those of Student's t.
 
     Args:
-        scores: float32 [n], of what should be refused.
+        scores: float32 [n], of pairs or queries that should be refused.
         units: int64 [n], the class of each, which is resampled with all its scores.
         rate: between 0 and 1.
         resampling: how often, and the confidence level.

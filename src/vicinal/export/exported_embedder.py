@@ -1,4 +1,4 @@
-"""Embedding images by an exported model in the place of an embedder, and the choice of the engine that embeds them."""
+"""Embedding images by an exported model, and the choice of the engine that embeds them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vicinal.export.settings import SUFFIXES, Format
 from vicinal.models.model_card import IMPORT
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
-from vicinal.utils.files import DIGESTS, matches_digests, replace_folder, write_digests
+from vicinal.utils.files import DIGESTS, cache_folder, changed_file, replace_folder, write_digests
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,8 +232,6 @@ def _is_imported(model: Embedder) -> bool:
 
 def _engines() -> Path:
     """The folder of all exported models."""
-    from vicinal.data.benchmarks.cache import cache_folder  # imports pandas
-
     return cache_folder() / "engines"
 
 
@@ -256,7 +254,7 @@ def _prepared(model: Embedder, engine: Format, folder: Path) -> Path:
     from vicinal.export.exporter import export_model  # loads torch's exporter
 
     path = _file(folder, engine)
-    if matches_digests(folder) and path.is_file() and not _is_imported(model):
+    if changed_file(folder) is None and path.is_file() and not _is_imported(model):
         return path
     if (folder / DIGESTS).exists():
         log(f"exporting again, since {folder} has changed or is damaged")
@@ -279,7 +277,7 @@ def _open(path: Path, engine: Format, num_images: int | None) -> ExportedEmbedde
     """Open an exported model: for many images one stream per thread, for a few all threads at once."""
     import torch
 
-    from vicinal.data.batches.pixel_batches import CPU_BATCH
+    from vicinal.data.batches.image_dataset import CPU_BATCH
 
     threads = torch.get_num_threads()
     streams = threads if num_images is not None and num_images > CPU_BATCH else 1

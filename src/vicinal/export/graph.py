@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.export.settings import ExportSettings
+from vicinal.models.backbones import check_patches, patch_size, takes_one_size
 from vicinal.models.embedder import Embedder
-from vicinal.models.inputs import check_patches, patch_size, takes_one_size
-from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
 from vicinal.models.refiner import ContextRefiner
+from vicinal.models.saving import merged_state_dict
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError

@@ -41,7 +41,7 @@ class OnnxEmbedder:
         fingerprint: Identifies the model that was exported.
 
     Raises:
-        ValueError: A file is missing or damaged, the two are not of one export, or the preprocessing is impossible.
+        ValueError: A file is missing or damaged, the two are not of one export, or the preprocessing is invalid.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
@@ -71,7 +71,7 @@ class OnnxEmbedder:
         return fingerprint
 
     def infer(self, inputs: np.ndarray) -> np.ndarray:
-        """Embed what the exported model takes, as its `input` and `layout` say: float32 [n, dim]."""
+        """Embed inputs of the exported model, as its `input` and `layout` say: float32 [n, dim]."""
         vectors: np.ndarray = self._session.run(None, {self._session.get_inputs()[0].name: inputs})[0]
         return vectors
 
@@ -339,7 +339,7 @@ class OpenVinoEmbedder(OnnxEmbedder):
         return str(model.get_rt_info("fingerprint").value) if model.has_rt_info("fingerprint") else None
 
     def infer(self, inputs: np.ndarray) -> np.ndarray:
-        """Embed what the exported model takes; see :meth:`OnnxEmbedder.infer`."""
+        """Embed inputs of the exported model; see :meth:`OnnxEmbedder.infer`."""
         if not hasattr(self._of_thread, "request"):  # which holds the memory of all layers
             self._of_thread.request = self._compiled.create_infer_request()
         vectors: np.ndarray = self._of_thread.request.infer([inputs])[0]

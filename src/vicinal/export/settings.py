@@ -30,8 +30,8 @@ class ExportSettings:
         num_calibration_images: number of images by which int8 is calibrated.
         max_check_images: number of images that the parity is measured on, at most; they are whole classes then.
         batch_size: number of images that are embedded at a time.
-        tolerance: what may be lost: for fp32 the largest difference of a component of a vector; for fp16 and int8 the
-            difference of recall@1 and of mAP@R, from 0 to 1. None takes 0.0001, 0.005 for fp16 and 0.01 for int8.
+        tolerance: the largest loss allowed: for fp32 the largest difference of a component of a vector; for fp16
+            and int8 the difference of recall@1 and of mAP@R, from 0 to 1. None: 0.0001, 0.005 for fp16, 0.01 for int8.
         seed: of the random choice of images.
 
     Raises:

@@ -181,7 +181,7 @@ class WeightedSum(Loss):
         weights: one number per term.
 
     Raises:
-        InputError: there is no loss, or the numbers of losses and weights differ.
+        InputError: no loss is given, or the numbers of losses and weights differ.
 
     Example:
         >>> from vicinal.losses import MultiSimilarityLoss

@@ -1,4 +1,4 @@
-"""CenterBasedLoss: losses that compare samples with class centers, and how processes share the centers."""
+"""CenterBasedLoss: losses that compare samples with class centers, which may be sharded over processes."""
 
 from __future__ import annotations
 

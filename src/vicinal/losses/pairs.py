@@ -167,7 +167,7 @@ class MultiSimilarityLoss(RowLoss):
     Reference: Wang et al., "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", CVPR 2019,
     Eq. (15), with the paper's values as defaults, except that `base` is that of the authors' published code and of
     other libraries. With the paper's 1, negatives hardly count while positives are pulled together; the page of
-    findings about losses shows what that costs.
+    findings about losses shows the cost of that.
 
     Args:
         alpha: positive factor of the similarities of positives.

@@ -73,7 +73,7 @@ class RecallAtKLoss(RankingLoss):
         tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
-        InputError: there is no k, or one below 1, or a temperature is not positive.
+        InputError: `k` is empty or has a value below 1, or a temperature is not positive.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])

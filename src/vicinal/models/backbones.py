@@ -1,7 +1,8 @@
-"""Properties of timm backbones, the order of their layers, and which of their parameters are trained."""
+"""Properties of backbones by their names and as networks, the order of their layers, and which are trained."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,11 +11,17 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.models.head import PoolingName
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
+# The image towers of CLIP in timm: their last layer is the projection into the space of images and texts, except where
+# it was replaced by the classifier of a fine-tuning.
+CLIP_TOWER = re.compile(r"clip|_pe_core_")
+FINE_TUNED = re.compile(r"_in\d+k")
 
 
 def has_class_token(backbone: nn.Module) -> bool:
@@ -39,7 +46,7 @@ def num_features(backbone: Any, projection: bool = False) -> int:
 
 
 def memory_format(backbone: nn.Module) -> torch.memory_format:
-    """The order in memory in which a backbone computes fastest, by what was measured of families of networks.
+    """The order in memory in which a backbone computes fastest, as measured for families of networks.
 
     It is `torch.channels_last` for networks of convolutions, and `torch.contiguous_format` for transformers, whose only
     convolution is the patch embedding.
@@ -84,7 +91,7 @@ def freeze_weights(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:
 
 
 def freeze_statistics(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:
-    """Set what is frozen to evaluation mode: what was asked for, and where the weight gets no gradient."""
+    """Set frozen batch normalization to evaluation mode: as asked for, and where the weight gets no gradient."""
     for norm in _batch_norms(backbone):
         if frozen != "none" or (norm.weight is not None and not norm.weight.requires_grad):
             norm.eval()
@@ -108,20 +115,18 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
     Returns:
         Name of the parameter -> depth: 0 after the blocks, 1 in the last block, the largest in the stem.
     """
-    from timm.models import group_parameters  # slow to import, and saved refiners do without timm
-
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise InputError(f"{name} does not know the order of its layers; it has no group_matcher")
     # A parameter that no group matches, as those of a classifier, so that there is always one.
     named = SimpleNamespace(named_parameters=lambda: [*backbone.named_parameters(), ("\0classifier", None)])
-    numbers: dict[str, int] = group_parameters(named, matcher(coarse=False), reverse=True)
+    numbers: dict[str, int] = _timm().models.group_parameters(named, matcher(coarse=False), reverse=True)
     last = numbers.pop("\0classifier")
     return {parameter: last - number for parameter, number in numbers.items()}
 
 
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The blocks of a timm model, which hold one of its layers each: all but the stem and what comes after them.
+    """The blocks of a timm model, which hold one of its layers each: all but the stem and the layers after them.
 
     Lists of modules, which a network may go through without calling them, do not count. A network that does not
     know its layers has no blocks.
@@ -148,7 +153,7 @@ def blocks_of(backbone: nn.Module) -> list[nn.Module]:
 
 
 def train_last_blocks(embedder: Embedder, blocks: int) -> None:
-    """Freeze the backbone of an embedder except its last blocks, and what comes after them.
+    """Freeze the backbone of an embedder except its last blocks and the layers after them.
 
     Batch normalization in frozen layers keeps its statistics.
 
@@ -199,3 +204,123 @@ def _train_only(embedder: Embedder, condition: Callable[[str, nn.Parameter], boo
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise InputError(f"nothing of {embedder.config['backbone']} is left to train; is batch normalization frozen?")
     embedder.train(embedder.training)  # batch normalization that is frozen now stays as it is
+
+
+def timm_name(name: str) -> str:
+    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
+
+    Example:
+        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
+        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
+    """
+    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
+
+
+def weights_license(backbone: str) -> str | None:
+    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
+
+    Args:
+        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
+
+    Example:
+        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
+        ('bsd-3-clause', None)
+    """
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
+        return None
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
+        return "apache-2.0"
+    cfg = _pretrained_cfg(timm_name(backbone))
+    license_name: str | None = None if cfg is None else cfg.license
+    return license_name
+
+
+def projection_dim(name: str, published: bool = False) -> int | None:
+    """The dimension into which CLIP's projection maps the pooled features of a backbone; None if it has none.
+
+    Args:
+        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
+        published: Whether the weights are those published under that name, which may have been fine-tuned and then have
+            a classifier in place of the projection; else those of a file.
+    """
+    architecture, _, tag = timm_name(name).partition(".")
+    if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):
+        names = [architecture]  # of the tag that timm takes without one
+    else:
+        names = [timm_name(name)] if tag else _timm().list_pretrained(f"{architecture}.*")
+    return next((dim for each in names if (dim := _projection_dim(each))), None)
+
+
+def _projection_dim(name: str) -> int | None:
+    cfg = _pretrained_cfg(name)
+    if cfg is None or not CLIP_TOWER.search(f"{cfg.architecture}.{cfg.tag}") or FINE_TUNED.search(cfg.tag or ""):
+        return None
+    return cfg.num_classes or None
+
+
+def default_pooling(name: str) -> PoolingName:
+    """The pooling of the image embedding that a backbone's weights were published with.
+
+    It is `projection` for the image towers of CLIP, the pooling in `INITIALIZATIONS` for other names in it, and
+    `backbone`, the network's own, for all others: class token for DINOv2, DINOv3 and EUPE, attention pooling for
+    SigLIP, the mean for convolutional networks.
+
+    Args:
+        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
+
+    Example:
+        >>> default_pooling("vit_b16_clip_400m"), default_pooling("vit_s14_dinov2"), default_pooling("resnet50")
+        ('projection', 'token', 'backbone')
+    """
+    if projection_dim(name, published=True) is not None:
+        return "projection"
+    return INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
+
+
+def _timm() -> Any:
+    import timm  # slow to import, and saved refiners do without it
+
+    return timm
+
+
+def _pretrained_cfg(name: str) -> Any:
+    return _timm().models.get_pretrained_cfg(name)
+
+
+def takes_one_size(backbone: nn.Module) -> bool:
+    """Whether a backbone takes images of one size only."""
+    cfg = getattr(backbone, "pretrained_cfg", None)
+    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
+    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
+
+
+def patch_size(backbone: nn.Module) -> tuple[int, ...]:
+    """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
+    embed = getattr(backbone, "patch_embed", None)
+    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
+    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
+        return (1, 1)
+    return tuple(embed.patch_size)
+
+
+def check_patches(backbone: nn.Module, name: str, size: int) -> None:
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
+
+    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
+    of 14; a backbone that takes this size only leaves the margin out.
+    """
+    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
+    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
+    if not is_published and any(size % side for side in sides):
+        raise InputError(
+            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
+        )
+
+
+def check_any_size(backbone: nn.Module, name: str) -> None:
+    """Raise InputError if a backbone does not take whole images, whose sides may have any length."""
+    if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
+        raise InputError(
+            f"transform.longest: {name} does not take images of any size; make it with backbone_args "
+            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
+        )

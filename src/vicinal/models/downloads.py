@@ -1,4 +1,4 @@
-"""Published weights: installed by a package, or downloads, said with their size before they start."""
+"""Published weights: installed by a package, or downloaded, with a message that gives their size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from urllib.parse import urlparse
 import torch
 from timm.models import get_pretrained_cfg
 
-from vicinal.models.initialization_table import INITIALIZATIONS, timm_name
+from vicinal.models.backbones import timm_name
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
 
@@ -25,8 +26,8 @@ class DownloadError(InputError):
     """Published weights could not be fetched.
 
     Args:
-        problem: which, and why.
-        place: where they would be found if they were put there.
+        problem: the weights, and the reason.
+        place: the place for a manual download.
     """
 
     def __init__(self, problem: str, place: str) -> None:
@@ -57,7 +58,7 @@ def announce_download(name: str) -> None:
     """Say which weights of a backbone are downloaded, and their size, unless they are in the cache.
 
     The server is asked once, since the Hub's client tries again for most of a minute and torch.hub waits without limit.
-    Whatever it answers, the download itself is the judge of that.
+    Whatever it answers, the download itself is tried.
 
     Args:
         name: A backbone, as for :func:`~vicinal.models.create_backbone`.

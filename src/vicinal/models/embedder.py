@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vicinal.data.batches.pixel_batches import CPU_BATCH
+from vicinal.data.batches.image_dataset import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.backbones import (
     FrozenBatchNorm,
+    check_any_size,
+    check_patches,
     choose_frozen,
     freeze_statistics,
     freeze_weights,
@@ -23,6 +25,7 @@ from vicinal.models.backbones import (
     memory_format,
     num_features,
     num_prefix_tokens,
+    timm_name,
     to_channels_last,
 )
 from vicinal.models.downloads import is_downloaded
@@ -35,13 +38,22 @@ from vicinal.models.execution import (
     unit_vectors,
     used_precision,
 )
-from vicinal.models.head import NormName, build_head, check_dim, check_head, set_to_whitening, shortened
-from vicinal.models.initialization_table import timm_name
+from vicinal.models.head import (
+    ClassToken,
+    NormName,
+    PoolingName,
+    build_head,
+    build_pooling,
+    check_dim,
+    check_head,
+    set_to_whitening,
+    shortened,
+    to_feature_maps,
+)
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
-from vicinal.models.inputs import Images, check_any_size, check_patches, embed_images
+from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER
-from vicinal.models.pooling import ClassToken, PoolingName, build_pooling, to_feature_maps
 from vicinal.models.saving import SavedModel
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
@@ -79,7 +91,7 @@ class Embedder(SavedModel):
         projector: Width of a linear layer after the embedding in training only, or none (2048 for CUB and Cars in
             Contextual Similarity). In training the model returns its L2-normalized outputs; it is saved with the
             model but not used for embeddings.
-        freeze_batch_norm: What of the backbone's batch normalization does not change in training: none; statistics,
+        freeze_batch_norm: The frozen part of the backbone's batch normalization: none; statistics,
             which are then used in training too, while weight and bias are learned, as in the papers' published code;
             all, statistics, weight and bias; or auto, the statistics of a pretrained backbone, and else none.
         transform: The image transform in training and tests; by default that of the backbone's pretrained weights,
@@ -306,7 +318,7 @@ class Embedder(SavedModel):
             progress: Show a progress bar.
             on_error: Raise an error at a file that cannot be read, or skip it. To know which rows are left, embed an
                 `ImageDataset`, which then leaves out the others.
-            dim: Return only the first dimensions, so many, normalized, as for a model that was trained with
+            dim: Return only this number of first dimensions, normalized, as for a model that was trained with
                 :class:`~vicinal.matryoshka.Matryoshka`; None: all.
 
         Returns:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
-import timm
-from timm.models import get_pretrained_cfg
-
 from vicinal.data.images.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
-from vicinal.models.pooling import PoolingName
+from vicinal.models.head import PoolingName
 
 Channels = tuple[float, float, float]
 
@@ -27,7 +23,7 @@ class Initialization:
 
     Args:
         network: The network as papers call it.
-        weights: What the weights were trained on, or the method.
+        weights: The training data of the weights, or the method.
         backbone: The network in timm, with the tag of its weights if timm has them.
         activation: The activation function. CLIP's weights of 400M images need quick_gelu; timm has each of these
             networks also with gelu, which gives other features with the same weights.
@@ -167,80 +163,3 @@ INITIALIZATIONS = {
 }
 """The networks and weights that Recall@k Surrogate compares (Table 5 of "Three Things to Know about Deep Metric
 Learning"), those of the other papers, and newer ones. A name is a backbone wherever one is asked for."""
-
-
-def timm_name(name: str) -> str:
-    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
-
-    Example:
-        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
-        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
-    """
-    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
-
-
-def weights_license(backbone: str) -> str | None:
-    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
-
-    Args:
-        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
-
-    Example:
-        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
-        ('bsd-3-clause', None)
-    """
-    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
-        return None
-    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
-        return "apache-2.0"
-    cfg = get_pretrained_cfg(timm_name(backbone))
-    license_name: str | None = None if cfg is None else cfg.license
-    return license_name
-
-
-# The image towers of CLIP in timm: their last layer is the projection into the space of images and texts, except where
-# it was replaced by the classifier of a fine-tuning.
-CLIP_TOWER = re.compile(r"clip|_pe_core_")
-FINE_TUNED = re.compile(r"_in\d+k")
-
-
-def projection_dim(name: str, published: bool = False) -> int | None:
-    """The dimension into which CLIP's projection maps the pooled features of a backbone; None if it has none.
-
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-        published: Whether the weights are those published under that name, which may have been fine-tuned and then have
-            a classifier in place of the projection; else those of a file.
-    """
-    architecture, _, tag = timm_name(name).partition(".")
-    if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):
-        names = [architecture]  # of the tag that timm takes without one
-    else:
-        names = [timm_name(name)] if tag else timm.list_pretrained(f"{architecture}.*")
-    return next((dim for each in names if (dim := _projection_dim(each))), None)
-
-
-def _projection_dim(name: str) -> int | None:
-    cfg = get_pretrained_cfg(name)
-    if cfg is None or not CLIP_TOWER.search(f"{cfg.architecture}.{cfg.tag}") or FINE_TUNED.search(cfg.tag or ""):
-        return None
-    return cfg.num_classes or None
-
-
-def default_pooling(name: str) -> PoolingName:
-    """The pooling of the image embedding that a backbone's weights were published with.
-
-    It is `projection` for the image towers of CLIP, the pooling in `INITIALIZATIONS` for other names in it, and
-    `backbone`, the network's own, for all others: class token for DINOv2, DINOv3 and EUPE, attention pooling for
-    SigLIP, the mean for convolutional networks.
-
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-
-    Example:
-        >>> default_pooling("vit_b16_clip_400m"), default_pooling("vit_s14_dinov2"), default_pooling("resnet50")
-        ('projection', 'token', 'backbone')
-    """
-    if projection_dim(name, published=True) is not None:
-        return "projection"
-    return INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"

@@ -18,9 +18,10 @@ from torch import nn
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import inception  # noqa: F401 - adds its networks to those of timm
+from vicinal.models.backbones import projection_dim, timm_name
 from vicinal.models.downloads import announce_download, download_error, packaged_weights, published_url
-from vicinal.models.initialization_table import INITIALIZATIONS, projection_dim, timm_name
-from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
+from vicinal.models.execution import check_buffers, check_network_memory, limited_build
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.models.weight_files import download_weights, load_weights, read_weights
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
@@ -121,7 +122,7 @@ def create_backbone(
 
 
 def _published_file(name: str) -> Path | str | None:
-    """The installed file of a backbone's published weights, or its address; None: timm has them, or nobody."""
+    """The installed file of a backbone's published weights, or its address; None if timm has them or none exist."""
     if name not in INITIALIZATIONS:
         return None
     return packaged_weights(name) or INITIALIZATIONS[name].url
@@ -223,7 +224,7 @@ def _create(name: str, pretrained: bool, arguments: Mapping[str, Any], backbone_
         raise InputError(f"backbone {name} has no published weights; use pretrained=false or a local file")
     if pretrained:
         announce_download(name)
-        timm.models.set_pretrained_download_progress()  # of what is not on the Hub, whose client has a bar anyway
+        timm.models.set_pretrained_download_progress()  # of files not on the Hub, whose client has a bar anyway
     try:
         if backbone_args or "img_size" in arguments:
             _check_size(name, arguments)

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor, nn
+from torch import Tensor
 
-from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.pixel_batches import (
+from vicinal.data.batches.image_dataset import (
     CPU_BATCH,
+    ImageDataset,
     PixelBatches,
     all_readable,
     load_pixels,
@@ -22,8 +22,7 @@ from vicinal.data.batches.pixel_batches import (
     row_batches,
     without_unreadable,
 )
-from vicinal.data.images.color_profile import to_srgb
-from vicinal.data.images.decoding import convert_image
+from vicinal.data.images.colors import convert_image, to_srgb
 from vicinal.data.images.image_ops import without_normalization
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
@@ -101,7 +100,7 @@ def embed_images(
         device: Where the function computes.
         progress: Show a progress bar.
         in_threads: Whether several threads may call the function, see
-            :func:`~vicinal.data.batches.pixel_batches.map_pixels`.
+            :func:`~vicinal.data.batches.image_dataset.map_pixels`.
 
     Returns:
         float32 [n, dim], in the order of `source`.
@@ -192,42 +191,3 @@ def _check_tensors(source: Tensor | Sequence[Tensor], transform: ImageTransform)
             f"float [n, {transform.channels}, H, W]"
         )
     return source
-
-
-def takes_one_size(backbone: nn.Module) -> bool:
-    """Whether a backbone takes images of one size only."""
-    cfg = getattr(backbone, "pretrained_cfg", None)
-    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
-    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
-
-
-def patch_size(backbone: nn.Module) -> tuple[int, ...]:
-    """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
-    embed = getattr(backbone, "patch_embed", None)
-    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
-    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
-        return (1, 1)
-    return tuple(embed.patch_size)
-
-
-def check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
-
-    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
-    of 14; a backbone that takes this size only leaves the margin out.
-    """
-    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
-    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
-    if not is_published and any(size % side for side in sides):
-        raise InputError(
-            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
-        )
-
-
-def check_any_size(backbone: nn.Module, name: str) -> None:
-    """Raise InputError if a backbone does not take whole images, whose sides may have any length."""
-    if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
-        raise InputError(
-            f"transform.longest: {name} does not take images of any size; make it with backbone_args "
-            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
-        )

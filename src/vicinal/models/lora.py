@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vicinal.models.execution import eval_mode
+from vicinal.models.saving import ADAPTER, adapted_layers
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.errors import InputError, import_extra
 
 if TYPE_CHECKING:
     from vicinal.models.embedder import Embedder
 
-ADAPTER = "default"  # the name that peft gives to the one adapter of a layer
 ATTENTION = r"(.*[._])?attn\.(qkv|[qkv]|kv|[qkv]_proj|proj|out_proj)"
 MLP = r"(.*\.)?mlp\.fc[12]"
 
@@ -57,7 +57,7 @@ def add_lora(
     """
     _check_arguments(rank, alpha, dropout)
     peft = import_extra("peft", "lora", "LoRA")
-    if any(True for _ in _adapted(embedder)):
+    if any(True for _ in adapted_layers(embedder)):
         raise InputError("add_lora: the model has adapters already")
     names = default_targets(embedder) if targets is None else find_targets(embedder, targets)
     pattern = "|".join(map(re.escape, names))
@@ -98,22 +98,6 @@ def find_targets(embedder: Embedder, targets: Sequence[str]) -> list[str]:
                 raise InputError(f"LoRA: targets: {name} of {backbone} can have no adapter: it is {problem}")
         found |= dict.fromkeys(names)
     return list(found)
-
-
-@torch.no_grad()
-def merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a model with its adapters merged, as that of a model without adapters; it is not changed."""
-    state: dict[str, Tensor] = model.state_dict()
-    for name, layer in _adapted(model):
-        own = {key: state.pop(key) for key in list(state) if key.startswith(f"{name}.")}
-        base = f"{name}.base_layer."
-        state |= {f"{name}.{key.removeprefix(base)}": value for key, value in own.items() if key.startswith(base)}
-        state[f"{name}.weight"] = state[f"{name}.weight"] + layer.get_delta_weight(ADAPTER)
-    return state
-
-
-def _adapted(model: nn.Module) -> Iterable[tuple[str, Any]]:
-    return ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "get_delta_weight"))
 
 
 def _layers(embedder: Embedder) -> dict[str, nn.Module]:

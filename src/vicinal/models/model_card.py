@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -83,6 +83,22 @@ refined = refine(refiner, vectors)  # embeddings of that model, [n, {dim}]
 ```
 """
 
+EXPORTED_TEXT = """
+## Without torch
+
+`{file}` is this model{refined} for {runtime}, in {precision}. Its vectors differ by at most {largest:.1g} from those in
+torch on {num_images:,} {images}.
+{metrics}
+```python
+from huggingface_hub import hf_hub_download
+from vicinal.export import {reader}  # needs numpy, Pillow and the runtime
+
+for file in {beside}:
+    path = hf_hub_download("{name}", file)
+vectors = {reader}(path).embed(["a.jpg", "b.jpg"])
+```
+"""
+
 
 def _made(config: Mapping[str, Any]) -> str:
     dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
@@ -129,7 +145,7 @@ def _data_text(recipe: Mapping[str, Any]) -> str:
     data = recipe.get("data")
     source = data.get("source") if isinstance(data, Mapping) else None
     if not isinstance(source, str):
-        return "It is not recorded which images the model was trained on."
+        return "The training images of the model are not recorded."
     return f"The model was trained on the training split of `{PurePath(source).name}`; the recipe below says how."
 
 
@@ -154,7 +170,7 @@ def _is_pretrained(config: Mapping[str, Any]) -> bool | None:
 
 def _backbone(config: Mapping[str, Any]) -> str:
     """The name of the backbone as the recipe has it, which may name other weights than timm's."""
-    from vicinal.models.initialization_table import timm_name  # loads torch
+    from vicinal.models.backbones import timm_name  # loads torch
 
     model = config["recipe"].get("model")
     name = model.get("backbone") if isinstance(model, Mapping) else None
@@ -162,7 +178,7 @@ def _backbone(config: Mapping[str, Any]) -> str:
 
 
 def _license(config: Mapping[str, Any]) -> str | None:
-    from vicinal.models.initialization_table import weights_license  # loads timm
+    from vicinal.models.backbones import weights_license  # loads timm
 
     return None if config["backbone"].startswith(IMPORT) else weights_license(_backbone(config))
 
@@ -237,3 +253,43 @@ def _front_matter(
         eval_results=results or None,
     )
     return str(data.to_yaml())
+
+
+def name_on_card(folder: Path, name: str) -> None:
+    """Have the examples on the card of a saved model load it by its name on the Hugging Face Hub."""
+    card = folder / "README.md"
+    card.write_text(card.read_text(encoding="utf-8").replace(FOLDER, name), encoding="utf-8")
+
+
+def exported_text(file: str, report: Mapping[str, Any], name: str) -> str:
+    """The section of the card about an exported model; arguments as :func:`add_exported`, with its file's name."""
+    is_openvino = report["settings"]["format"] == "openvino"
+    parts = [".preprocessing.json", *([".bin"] if is_openvino else [])]
+    return EXPORTED_TEXT.format(
+        file=file,
+        name=name,
+        refined=" with its refiner and gallery" if report["refined"] else "",
+        images=report["images"],
+        runtime="OpenVINO" if is_openvino else "ONNX Runtime",
+        reader="OpenVinoEmbedder" if is_openvino else "OnnxEmbedder",
+        precision=report["settings"]["precision"],
+        beside=[*(Path(file).with_suffix(part).name for part in parts), file],
+        metrics=_exported_metrics(report["metrics"]),
+        **{key: report["vectors"][key] for key in ("largest", "num_images")},
+    )
+
+
+def _exported_metrics(metrics: Mapping[str, Mapping[str, list[float]]] | None) -> str:
+    """The metrics of both models with their confidence intervals, as a table."""
+    if not metrics:
+        return ""
+    rows = "".join(
+        f"| {metric} | {_interval(values['before'])} | {_interval(values['after'])} |\n"
+        for metric, values in metrics.items()
+    )
+    return f"\n| metric | model | exported |\n|---|---|---|\n{rows}\nIn brackets 95 % confidence intervals.\n"
+
+
+def _interval(values: list[float]) -> str:
+    value, low, high = values
+    return f"{value:.4f} [{low:.4f}, {high:.4f}]"

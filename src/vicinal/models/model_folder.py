@@ -107,7 +107,7 @@ CALIBRATION = "calibration.json"  # of `vicinal calibrate`; a model that is save
 VERSION = 1
 FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
 
-# Much more than any real configuration, and much less than what would be a problem for the parser.
+# Much larger than any real configuration, and much smaller than a problem for the parser.
 MAX_CONFIG_BYTES = 10_000_000
 
 

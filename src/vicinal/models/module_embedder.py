@@ -1,4 +1,4 @@
-"""An embedder around any module that maps images to vectors, saved by the import path of what builds the module."""
+"""An embedder around any module that maps images to vectors, saved by the import path of its constructor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.backbones import memory_format
 from vicinal.models.embedder import Embedder
 from vicinal.models.execution import eval_mode
-from vicinal.models.lora import merged_state_dict
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER, MAX_DIM
-from vicinal.models.saving import SavedModel
+from vicinal.models.saving import SavedModel, merged_state_dict
 from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_allowed

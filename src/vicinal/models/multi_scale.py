@@ -15,9 +15,10 @@ from torch import Tensor
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import MAX_LONGEST, MAX_SIZE, ImageTransform
+from vicinal.models.backbones import patch_size, takes_one_size
 from vicinal.models.embedder import Embedder
 from vicinal.models.execution import Precision
-from vicinal.models.inputs import Images, image_batches, patch_size, takes_one_size
+from vicinal.models.inputs import Images, image_batches
 from vicinal.utils.arguments import check_list, is_integer, is_number, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track

@@ -43,7 +43,7 @@ class ContextRefiner(SavedModel):
         num_heads: Number of attention heads; a divisor of `dim`.
         neighbors: Number of nearest neighbors in the context for which the refiner is made. 0 is the identity.
         dropout: Dropout probability of the attention output in training.
-        context: What the refiner attends to: the "neighbors", or only the embedding before refinement, "self" (Table 4
+        context: The context of attention: the "neighbors", or only the embedding before refinement, "self" (Table 4
             of the paper, for the effect of blocks without neighbors).
         attention_start: What attention starts from. "similarity": Q and K are identities, scaled such that the logits
             are `temperature` times the cosine similarity (the spirit of Eq. 1); each of several heads sees its part of

@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.models import model_folder
-from vicinal.models.limited_build import check_buffers, check_network_memory, limited_build
-from vicinal.models.lora import merged_state_dict
-from vicinal.models.model_card import FOLDER
+from vicinal.models.execution import check_buffers, check_network_memory, limited_build
+from vicinal.models.model_card import exported_text, name_on_card
 from vicinal.models.model_folder import ModelFormat
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.memory import keep_large_blocks
 
 MORE_TENSORS = 500
+ADAPTER = "default"  # the name that peft gives to the one adapter of a layer
 
 Model = TypeVar("Model", bound="SavedModel")
 
@@ -120,7 +120,7 @@ class SavedModel(nn.Module, ABC):
                 :meth:`Embedder.from_module` does.
 
         Raises:
-            InputError: There is no such model, it is of another kind, or its files are damaged or do not fit; the
+            InputError: The model does not exist, is of another kind, or its files are damaged or do not fit; the
                 message names file and key.
         """
         folder = model_folder.find_folder(source, revision)
@@ -228,21 +228,6 @@ def check_same_model(expected: str | None, given: str | None, owner: str, remedy
 
 
 BESIDE = (".bin", ".preprocessing.json", ".parity.json", ".parity.md")
-TEXT = """
-## Without torch
-
-`{file}` is this model{refined} for {runtime}, in {precision}. Its vectors differ by at most {largest:.1g} from those in
-torch on {num_images:,} {images}.
-{metrics}
-```python
-from huggingface_hub import hf_hub_download
-from vicinal.export import {reader}  # needs numpy, Pillow and the runtime
-
-for file in {beside}:
-    path = hf_hub_download("{name}", file)
-vectors = {reader}(path).embed(["a.jpg", "b.jpg"])
-```
-"""
 
 
 def check_hub_name(name: str) -> None:
@@ -259,12 +244,6 @@ def check_hub_name(name: str) -> None:
         raise InputError(
             f"{one_line(name, 80)!r} cannot be the name of a model on the Hugging Face Hub, such as me/birds"
         ) from error
-
-
-def name_on_card(folder: Path, name: str) -> None:
-    """Have the examples on the card of a saved model load it by its name on the Hugging Face Hub."""
-    card = folder / "README.md"
-    card.write_text(card.read_text(encoding="utf-8").replace(FOLDER, name), encoding="utf-8")
 
 
 def read_exported(path: str | Path, fingerprint: str) -> dict[str, Any]:
@@ -314,35 +293,18 @@ def add_exported(folder: Path, path: str | Path, report: Mapping[str, Any], name
     card.write_text(card.read_text(encoding="utf-8") + exported_text(path.name, report, name), encoding="utf-8")
 
 
-def exported_text(file: str, report: Mapping[str, Any], name: str) -> str:
-    """The section of the card about an exported model; arguments as :func:`add_exported`, with its file's name."""
-    is_openvino = report["settings"]["format"] == "openvino"
-    parts = [".preprocessing.json", *([".bin"] if is_openvino else [])]
-    return TEXT.format(
-        file=file,
-        name=name,
-        refined=" with its refiner and gallery" if report["refined"] else "",
-        images=report["images"],
-        runtime="OpenVINO" if is_openvino else "ONNX Runtime",
-        reader="OpenVinoEmbedder" if is_openvino else "OnnxEmbedder",
-        precision=report["settings"]["precision"],
-        beside=[*(Path(file).with_suffix(part).name for part in parts), file],
-        metrics=_metrics(report["metrics"]),
-        **{key: report["vectors"][key] for key in ("largest", "num_images")},
-    )
+@torch.no_grad()
+def merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a model with its adapters merged, as that of a model without adapters; it is not changed."""
+    state: dict[str, Tensor] = model.state_dict()
+    for name, layer in adapted_layers(model):
+        own = {key: state.pop(key) for key in list(state) if key.startswith(f"{name}.")}
+        base = f"{name}.base_layer."
+        state |= {f"{name}.{key.removeprefix(base)}": value for key, value in own.items() if key.startswith(base)}
+        state[f"{name}.weight"] = state[f"{name}.weight"] + layer.get_delta_weight(ADAPTER)
+    return state
 
 
-def _metrics(metrics: Mapping[str, Mapping[str, list[float]]] | None) -> str:
-    """The metrics of both models with their confidence intervals, as a table."""
-    if not metrics:
-        return ""
-    rows = "".join(
-        f"| {metric} | {_interval(values['before'])} | {_interval(values['after'])} |\n"
-        for metric, values in metrics.items()
-    )
-    return f"\n| metric | model | exported |\n|---|---|---|\n{rows}\nIn brackets 95 % confidence intervals.\n"
-
-
-def _interval(values: list[float]) -> str:
-    value, low, high = values
-    return f"{value:.4f} [{low:.4f}, {high:.4f}]"
+def adapted_layers(model: nn.Module) -> Iterable[tuple[str, Any]]:
+    """The names and layers of a model that have LoRA adapters."""
+    return ((name, layer) for name, layer in model.named_modules() if hasattr(layer, "get_delta_weight"))

@@ -51,7 +51,7 @@ EXPANDING_BLOCK = {
 OTHER_BLOCK = {**EXPANDING_BLOCK, "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 EFFICIENTNET_NAME = re.compile(r"((?:\w+\.)*?)(?:_blocks\.(\d+)\.)?(_[a-z]\w+)\.(\w+)")
 
-# What stands before the names of a network's tensors where it is a part of what was saved.
+# Prefixes of the names of tensors in checkpoints of which a network is a part.
 PREFIX = re.compile(r"(?:(?:module|_orig_mod|model|backbone)\.)+")
 
 
@@ -185,7 +185,7 @@ def _without_prefix(state: dict[str, Any], backbone: nn.Module) -> dict[str, Any
 
 def _check_keys(missing: list[str], unexpected: list[str], what: str) -> None:
     # Weights of a model whose last norm is after pooling (fc_norm) have none before it, unlike a backbone without
-    # pooling; timm initializes that norm anew, for downloaded weights too.
+    # pooling; timm initializes that norm, for downloaded weights too.
     if any(key.startswith("fc_norm.") for key in unexpected):
         missing = [key for key in missing if not key.startswith("norm.")]
     unexpected = [key for key in unexpected if key.split(".")[0] not in CLASSIFIER_LAYERS]

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
-from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.decoding import read_image
+from vicinal.data.columns import Box
+from vicinal.data.images.decoding import crop_to_box, read_image
 from vicinal.report.drawing import COLORS, DPI, EMPTY, INK, PALE, QUERY, RIGHT, UNKNOWN, WRONG, tidy, write_figure
 from vicinal.utils.console import shorten
 from vicinal.utils.errors import InputError

@@ -1,4 +1,4 @@
-"""Pictures of the course of training, of what it reached, and of the depths of a refiner."""
+"""Pictures of the course of training, of its final scores, and of the depths of a refiner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search's best score means: a threshold for "match or none", and the probability that the match is right."""
+"""The calibration of a search's best score: a threshold for "match or none", and the probability of a match."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Calibration:
     class is more similar, and more such queries are accepted.
 
     Attributes:
-        score: what is compared with the threshold: the cosine `similarity` of the best match; or the `margin` by which
+        score: the score that the threshold is for: the cosine `similarity` of the best match; or the `margin` by which
             it is more similar than the best image of any other class.
         threshold: a best match with this score or a higher one is accepted.
         threshold_interval: confidence interval of the threshold, from resampled classes.
@@ -143,7 +143,7 @@ class Calibration:
             )
 
     def describe(self) -> dict[str, Any]:
-        """What it says, ready for JSON, without the curve of probabilities."""
+        """All values, ready for JSON, without the curve of probabilities."""
         return {name: value for name, value in asdict(self).items() if name not in ("scores", "probabilities")}
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Calibration:
         """Read what :meth:`to_dict` returned.
 
         Raises:
-            InputError: it is something else, of a later version, or a value is missing, unknown or impossible.
+            InputError: it is something else, of a later version, or a value is missing, unknown or invalid.
         """
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise InputError(f"it is not a calibration: its format is not {FORMAT!r}")

@@ -1,4 +1,4 @@
-"""Match, or none: whether the best match of a query is accepted, how probably it is right, and of what class."""
+"""Match or none: whether the best match of a query is accepted, the probability that it is right, and its class."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Exclusions:
         check_exclude_self(self.exclude_self, num_gallery)
 
     def check_enough(self, k: int) -> None:
-        """Raise InputError when `k` is below 1 or larger than what is left of the gallery for some query."""
+        """Raise InputError when `k` is below 1 or larger than the rest of the gallery for some query."""
         if k < 1:
             raise InputError(f"k = {k} is invalid; use k >= 1")
         num_left = self._num_gallery - self.num_excluded()

@@ -166,7 +166,7 @@ def top_k(
         Scores and gallery rows.
 
     Raises:
-        InputError: a vector contains NaN or infinity, the dimensions differ, `k` is larger than what is left of the
+        InputError: a vector contains NaN or infinity, the dimensions differ, `k` is larger than the rest of the
             gallery, or `chunk_size` is below 1.
 
     Example:
@@ -187,7 +187,7 @@ def nearest(
     """Find the `k` nearest neighbors as :func:`top_k` does, of vectors that are unit vectors already.
 
     Raises:
-        InputError: the dimensions differ, or `k` is larger than what is left of the gallery.
+        InputError: the dimensions differ, or `k` is larger than the rest of the gallery.
 
     Example:
         >>> vectors = UnitVectors(np.eye(3), "vector")

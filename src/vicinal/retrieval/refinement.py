@@ -84,7 +84,7 @@ class Refinement(Reranking):
             refiner of the context "self" takes none.
 
     Raises:
-        InputError: `context` is unknown or a number impossible; when applied: embeddings have a different dimension.
+        InputError: `context` is unknown or a number invalid; when applied: embeddings have a different dimension.
 
     Example:
         >>> from vicinal.retrieval import rerank
@@ -104,7 +104,7 @@ class Refinement(Reranking):
         if self.neighbors is not None and (self.neighbors != 0 or isinstance(self.neighbors, bool)):
             self._check_counts("neighbors")
         if self.neighbors is not None and self.refiner.context == "self":
-            raise InputError(f"Refinement: neighbors = {self.neighbors}, but this refiner looks at itself alone")
+            raise InputError(f"Refinement: neighbors = {self.neighbors}, but the refiner has context = self")
         if self.depth is not None:
             self.refiner.check_depth(self.depth)
 

@@ -1,4 +1,4 @@
-"""Cosine similarities of many vectors with many, computed in blocks, bit for bit the same whatever the block sizes.
+"""Cosine similarities of two sets of vectors, computed in blocks, bit for bit the same whatever the block sizes.
 
 A matrix product may add the terms of one entry in a different order when the shapes change, so that equal vectors get
 scores that differ in the last bit. Blocks are therefore padded with zeros to whole multiples of a fixed tile: the score
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vicinal.utils.arguments import is_integer
-from vicinal.utils.arrays import Floats, Integers, check_not_masked
+from vicinal.utils.arguments import check_not_masked, is_integer
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.devices import ieee_products, tile_elements
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import keep_large_blocks
@@ -40,7 +40,7 @@ class UnitVectors:
 
     Args:
         array: float [n, dim], a numpy array (also a memory map) or a tensor, of any float precision.
-        name: what error messages call one row, such as ``"query"``.
+        name: the name of one row in error messages, such as ``"query"``.
         rows: int64 [m], the rows of `array` to use; None uses all.
         device: where products are computed; None computes them where `array` lies.
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.boxes import image_keys, row_boxes
-from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, is_known_column
+from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, image_keys, is_known_column, row_boxes
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex
@@ -126,7 +125,7 @@ def search_images(
             found. Images without a value are groups of their own.
         reranking: a re-ranking method, such as `ContextualReranking()`; it compares each query with all images that may
             be found, exactly, whatever the kind of the index.
-        max_candidates: with `group_by`, how many of the nearest images are looked at to find k groups; None: all, if
+        max_candidates: with `group_by`, how many of the nearest images are compared to find k groups; None: all, if
             need be.
 
     Raises:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vicinal.data.whitening_files import ARRAYS, read_whitening, write_whitening
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, is_numeric
-from vicinal.utils.arguments import is_integer, is_number
-from vicinal.utils.arrays import Doubles, Floats, check_not_masked
+from vicinal.utils.arguments import check_not_masked, is_integer, is_number
+from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
 
 MIN_VARIANCE = np.finfo(np.float64).tiny / np.finfo(np.float64).eps  # variances below have lost digits
@@ -142,7 +142,7 @@ class PCAWhitening:
         """Read a file that :meth:`save` wrote; nothing is unpickled.
 
         Raises:
-            InputError: there is no such file, or it is not a complete file of a whitening.
+            InputError: the file does not exist, or is not a complete file of a whitening.
         """
         return cls(**read_whitening(path))
 

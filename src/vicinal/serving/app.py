@@ -206,7 +206,7 @@ def _id(text: str) -> int:
     try:
         return read_id(text)
     except ValueError:
-        raise Problem(404, "there is no such item; an id is a whole number") from None
+        raise Problem(404, "no such item; an id is a whole number") from None
 
 
 class _Server(uvicorn.Server):
@@ -239,10 +239,10 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
     """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end, and the index is saved.
 
     Args:
-        service: what answers; it is opened here.
+        service: the service; it is opened here.
         host: the address to listen at.
         port: the port; 0 takes a free one.
-        access: who may ask.
+        access: the rules of access.
         is_logged: whether a line about each request is written to stderr.
 
     Raises:
@@ -269,11 +269,11 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
 
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that nobody else listens at."""
+    """A socket that no other process listens at."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:
-        raise InputError(f"--host {host}: there is no such address") from None
+        raise InputError(f"--host {host}: no such address") from None
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -289,8 +289,8 @@ def create_app(service: Service, access: Access | None = None, is_logged: bool =
     """Create the ASGI application of a service.
 
     Args:
-        service: what answers.
-        access: who may ask; None: everyone, for tests and for applications that see to it themselves.
+        service: the service.
+        access: the rules of access; None: everyone, for tests and for applications with rules of their own.
         is_logged: whether a line about each request is written to stderr.
     """
     access = access or Access()

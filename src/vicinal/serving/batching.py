@@ -1,4 +1,4 @@
-"""Micro-batches: requests that come at about the same time are worked on together, in a thread of their own."""
+"""Micro-batches: requests that arrive at about the same time are processed together, in a separate thread."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items, and works on all waiting items as one batch.
+    """Collects items, and processes all waiting items as one batch.
 
-    While a batch is worked on, the next ones gather. When nothing is worked on, the first item waits for others at most
+    While a batch is processed, the next ones gather. When none is processed, the first item waits for others at most
     `max_wait` seconds. Items whose client does not wait any more are left out.
 
     Args:
-        run: works on a batch, and returns a result or an exception for each item.
+        run: processes a batch, and returns a result or an exception for each item.
         max_batch: items per batch.
         max_wait: seconds.
         max_queue: items that wait.
@@ -76,7 +76,7 @@ class Batcher(Generic[Item, Result]):
             Problem: too many items wait.
         """
         if len(self._waiting) >= self.max_queue:
-            raise too_busy("too many requests wait")
+            raise too_busy("too many requests are waiting")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((item, future, loop.time()))
@@ -129,7 +129,7 @@ class Batcher(Generic[Item, Result]):
 
 
 def one_by_one_if_broken(run: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Work on the items of a batch one by one if the batch fails, so that one of them does not spoil the others."""
+    """Work on the items of a batch one by one if the batch fails, so that one invalid item does not fail the others."""
 
     def attempt(items: Sequence[Any]) -> Sequence[Any]:
         try:

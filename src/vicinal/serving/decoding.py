@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.decoding import EncodedJpeg, decoded, open_image, thumbnail
+from vicinal.data.columns import Box
+from vicinal.data.images.decoding import EncodedJpeg, crop_to_box, decoded, open_image, thumbnail
 from vicinal.data.images.formats import CountedFile
 from vicinal.utils.errors import InputError
 
@@ -29,14 +29,14 @@ Prepare = Callable[[Image.Image | EncodedJpeg], Pixels]
 
 
 class Preparation(Protocol):
-    """Makes, in a process that decodes, what turns an image into the pixels that a model takes; it can be pickled."""
+    """Creates, in a decoding process, the function from images to pixels of a model; it can be pickled."""
 
     @property
     def channels(self) -> int:
         """3 for RGB, 1 for grayscale."""
 
     def __call__(self) -> Prepare:
-        """Make it."""
+        """Create the function."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _ignore_interrupts() -> None:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Let this process allocate so many bytes more than it has, where the system can tell and limit that."""
+    """Limit the bytes that this process may still allocate, where the system supports that."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:  # not on Linux
@@ -241,5 +241,5 @@ class PillowPreparation:
     channels: int = 3
 
     def __call__(self) -> Prepare:
-        """Make it."""
+        """Create the function."""
         return lambda image: np.array(decoded(image))

@@ -26,7 +26,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
-FOLLOW_SECONDS = 0.2  # between looks for the changes of other processes
+FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
 RETRY_SECONDS = 10.0  # after vector files could not be written
 
 
@@ -55,7 +55,7 @@ class FolderStore(Store):
         index: the index, if it was loaded from the folder already.
 
     Raises:
-        InputError: there is no index.
+        InputError: the index does not exist.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FolderStore(Store):
         return image_file(path, self.folder)
 
     def _follow(self) -> None:
-        """See what other processes change, and write vector files when it is time."""
+        """See the changes of other processes, and write vector files when it is time."""
         retry, last_fold = 0.0, time.monotonic()
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
@@ -152,7 +152,7 @@ class FolderStore(Store):
         try:
             self._requests.put_nowait(request)
         except queue.Full:
-            raise too_busy("too many changes wait to be written") from None
+            raise too_busy("too many changes are waiting to be written") from None
         return request.answer
 
     def _write(self) -> None:
@@ -187,7 +187,7 @@ class FolderStore(Store):
     def _committed(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
         """Make the changes of requests in one transaction; their answers, and the files of images that were deleted."""
         with self.index.transaction():
-            changes = _Changes(self.index, self.limits.max_columns)
+            changes = _Changes(self.index, self.limits.max_columns, self.images)
             answers = [changes.answer(request) for request in group]
             if changes.rows:
                 vectors = np.concatenate(changes.vectors)
@@ -219,6 +219,7 @@ class _Changes:
     Args:
         index: within a transaction.
         max_columns: number of columns that it may have.
+        images: the folder of images that clients add.
 
     Attributes:
         vectors: of the items that are added, float32 [1, dim] each.
@@ -228,8 +229,8 @@ class _Changes:
         keys: the ids of added items by the keys of their requests.
     """
 
-    def __init__(self, index: Index, max_columns: int) -> None:
-        self._index, self._next_id = index, index.state.current().next_id
+    def __init__(self, index: Index, max_columns: int, images: Path | None) -> None:
+        self._index, self._next_id, self._images = index, index.state.current().next_id, images
         self._kinds = ColumnKinds(index.column_kinds, max_columns)
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
@@ -245,6 +246,8 @@ class _Changes:
         known = None if request.key is None else self.keys.get(request.key) or find(request.key)
         if known is not None:
             return known
+        if request.path is not None and self._is_removed(Path(request.path)):
+            return InputError("the file of the image was removed; send it again")
         try:
             row = self._kinds.checked(request.row) | ({} if request.path is None else {"path": request.path})
             self._kinds.extend(row)
@@ -257,6 +260,10 @@ class _Changes:
         if request.key is not None:
             self.keys[request.key] = ids
         return ids
+
+    def _is_removed(self, file: Path) -> bool:
+        """Whether another service has taken the file of an image for an unused one, as after a jump of the clock."""
+        return file.parent == self._images and not file.exists()
 
     def _delete(self, ids: Sequence[int]) -> list[int]:
         new = range(self._next_id, self._next_id + len(self.rows))

@@ -115,7 +115,7 @@ class Load:
 
 
 class Guard:
-    """Ends requests that are too many, too large or too slow, and those whose client has hung up.
+    """Ends requests that are too many, too large or too slow, and those whose client has disconnected.
 
     Args:
         app: the application.
@@ -150,7 +150,7 @@ class Guard:
         if length.isdigit() and len(length) < 20:
             self.check_size(int(length))
         if self.load.requests >= self.limits.max_queue:
-            raise too_busy(f"{self.load.requests} requests are being worked on")
+            raise too_busy(f"{self.load.requests} requests are in progress")
 
     def check_size(self, size: int) -> None:
         """Raise a Problem if the body of a request has more bytes than it may."""
@@ -194,7 +194,7 @@ class _Request:
             self.guard.load.body_bytes += size
             self.guard.check_size(self.size)
             if self.guard.load.body_bytes > self.guard.limits.max_queue_mb * 2**20:
-                raise too_busy("the requests that wait have too large bodies")
+                raise too_busy("the bodies of waiting requests are too large")
             if not message.get("more_body", False):
                 self._has_come.set()
         return message
@@ -204,7 +204,7 @@ class _Request:
         await self._send(message)
 
     async def _client_is_gone(self) -> None:
-        """Wait until the client has hung up, after its whole body came."""
+        """Wait until the client has disconnected, after its whole body came."""
         if self.scope["method"] in WITH_BODY:
             await self._has_come.wait()
         while (await self._receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""Errors as the service answers them: problem JSON (RFC 9457), in one line, without stack traces or paths."""
+"""Errors of the service: problem JSON (RFC 9457), in one line, without stack traces or paths."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def problem_response(status: int, detail: str, headers: dict[str, str] | None = 
     """The answer to a request with an error.
 
     Example:
-        >>> response = problem_response(404, "there is no item 7")
+        >>> response = problem_response(404, "no item 7")
         >>> response.media_type, response.body[:43]
         ('application/problem+json', b'{"type":"about:blank","title":"Not Found","')
     """

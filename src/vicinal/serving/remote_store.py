@@ -1,4 +1,4 @@
-"""The index of a service in a database, which makes every change durable itself, and may be away for a while."""
+"""The index of a service in a database, which makes every change durable itself, and may be unavailable for a while."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 NUM_THREADS = 8  # that write
-WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between looks at a database that answers, and at one that does not
-SLOW_SECONDS = 10.0  # after which one that has not answered a look counts as away
+WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between checks of a database that answers, and of one that does not
+SLOW_SECONDS = 10.0  # after which a database without an answer counts as unavailable
 COUNT_FRACTION = 0.05  # of the time, at most, that counting the items takes
 FIXED_FACTS = ("dim", "kind", "model_fingerprint")
 EXACT_COUNT = 100_000  # items that are counted before the service starts; more are counted meanwhile
@@ -40,14 +40,14 @@ class RemoteStore(Store):
 
     A change is answered when the database has committed it. An item that is added has an id that follows from the key
     of the request, so that it is added once, whichever process is asked again; without a key it is a random number.
-    A thread looks every other second whether the database answers: while it does not, requests are refused at once.
+    A thread checks every other second whether the database answers: while it does not, requests are refused at once.
 
     Args:
         url: of the index; the next arguments are those of :class:`Store`.
         refiner: None, as an index in a database is not refined.
 
     Raises:
-        InputError: the URL is wrong, there is no index, or the database refuses the connection.
+        InputError: the URL is wrong, the index does not exist, or the database refuses the connection.
         EngineUnavailableError: the database does not answer when the store is opened.
     """
 
@@ -122,7 +122,7 @@ def _id_of(key: str) -> int:
 
 
 class _ServedIndex(RemoteIndex):
-    """An index whose calls fail at once while its database is known to be away, and whose conditions see no paths."""
+    """An index whose calls fail at once while its database is unavailable, and whose conditions cannot use paths."""
 
     watcher: _Watcher | None = None
 
@@ -145,7 +145,7 @@ class _ServedIndex(RemoteIndex):
         table = Table._from_valid(frame_of([row]))
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
-    def look(self) -> str | None:
+    def check_facts(self) -> str | None:
         """Read the facts of the index once; returns the problem, or None."""
         known = self._settings
         try:
@@ -161,7 +161,7 @@ class _ServedIndex(RemoteIndex):
 
 
 class _Watcher:
-    """Threads that look whether a database answers, and count the items of an index.
+    """Threads that check whether a database answers, and count the items of an index.
 
     Attributes:
         num_items: as they were counted last.
@@ -170,7 +170,7 @@ class _Watcher:
     def __init__(self, index: _ServedIndex) -> None:
         self._index, self.num_items = index, index.count(at_most=EXACT_COUNT)
         self._problem: str | None = None
-        self._asked: float | None = None  # when the look began that is not answered yet
+        self._asked: float | None = None  # when the check in progress began
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._watch, self._count)]
         for thread in self._threads:
@@ -194,7 +194,7 @@ class _Watcher:
         while not self._stop.wait(WATCH_SECONDS if self._problem is None else LOST_SECONDS):
             self._asked = time.monotonic()
             try:
-                problem = self._index.look()
+                problem = self._index.check_facts()
             except (TransientFault, InputError) as error:
                 problem = one_line(error, 200)
             if (problem is None) != (self._problem is None):

@@ -141,7 +141,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """The rules of access to a service.
 
     Attributes:
         token: that requests must have; None: none.
@@ -184,11 +184,11 @@ class Access:
 
 
 class Security:
-    """Refuses requests that may not be answered, and adds the headers that browsers heed.
+    """Refuses requests that may not be answered, and adds security headers for browsers.
 
     Args:
         app: the application.
-        access: who may ask.
+        access: the rules of access.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -249,7 +249,7 @@ def is_loopback(host: str) -> bool:
 
 
 def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> Access:
-    """Who may ask a service at an address.
+    """The rules of access to a service at an address.
 
     Raises:
         InputError: other machines reach it, and no token is given; or an origin is invalid.
@@ -262,7 +262,7 @@ def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> A
         return Access(token, tuple(dict.fromkeys([*LOOPBACK_NAMES, host.lower()])), origins)
     if token is None:
         raise InputError(
-            f"--host {host}: others than this machine reach it, so it needs a token; give --token_file, or the "
+            f"--host {host}: other machines can reach it, so it needs a token; give --token_file, or the "
             f"variable {VARIABLE}"
         )
     return Access(token, None, origins)

@@ -355,7 +355,7 @@ class Service:
         self.metrics.add_gauge(
             "unsaved_changes", "Vectors that the vector files do not hold yet.", lambda: self.store.num_unsaved
         )
-        self.metrics.add_gauge("requests_in_work", "Requests that are worked on.", lambda: self.load.requests)
+        self.metrics.add_gauge("requests_in_work", "Requests in progress.", lambda: self.load.requests)
         self.metrics.add_gauge(
             "decoder_deaths", "Processes that died or hung while they decoded an image.",
             lambda: 0 if self._pool is None else self._pool.num_deaths,
@@ -373,4 +373,4 @@ def _columns_of(body: ItemBody) -> dict[str, Any]:
 
 
 def _no_item(number: int) -> Problem:
-    return Problem(404, f"there is no item {number}; it was never given or is deleted")
+    return Problem(404, f"no item {number}; it was never added or is deleted")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ from vicinal.retrieval.search import plain_records
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
-from vicinal.utils.files import write_bytes
+from vicinal.utils.files import folder_time, write_bytes
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
@@ -43,7 +43,7 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "
 
 
 async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
-    """Write a file of a new name; if nobody waits for it any more, it is removed once it is written.
+    """Write a file of a new name; if it is not awaited any more, it is removed once it is written.
 
     Args:
         folder: of the images.
@@ -75,16 +75,18 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
 
     Others may be about to add images, so that files of the last hour stay.
     """
-    names = {Path(path).name for path in paths}
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return
+    names, now = {Path(path).name for path in paths}, folder_time(folder)
     for file in folder.glob("*"):
-        if file.name not in names and file.stat().st_mtime < time.time() - STALE_SECONDS:
+        if file.name not in names and file.stat().st_mtime < now - STALE_SECONDS:
             remove_image(file)
 
 
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
-    What the index is as a whole, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
     or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
     answer.
 

@@ -1,4 +1,4 @@
-"""A pool of processes that decode images, and thumbnails; one that dies costs the request that it worked on alone."""
+"""A pool of processes that decode images, and thumbnails; if a process dies, only its current request fails."""
 
 from __future__ import annotations
 

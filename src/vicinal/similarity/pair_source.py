@@ -276,7 +276,7 @@ class PairSource:
         )
 
     def prefix(self, dim: int) -> Self:
-        """Return the same source with the first dimensions of anchors and references, which are normalized anew.
+        """Return the same source with the first dimensions of anchors and references, which are normalized again.
 
         Example:
             >>> source = PairSource.from_batch(torch.tensor([[3.0, 4.0, 12.0]]), torch.tensor([7]))
@@ -308,9 +308,11 @@ class PairSource:
         similarity = self.similarity(span)
         for observe in observers:
             observe(similarity, span)
+        (labels, keys, dim), times = self.identities(span), len(self.parts)
         # The size of the largest class must be known, which the compiler cannot wait for.
         pairs = self.pairs(span, by_class=not torch.compiler.is_compiling())
-        return self.rows(span, similarity, pairs), pairs
+        positives, negatives = (pairs if times == 1 else pairs.repeat(times)).split(similarity)
+        return Rows(positives, negatives, labels, keys, dim), pairs
 
     @cached_property
     def class_columns(self) -> ClassColumns | None:
@@ -343,14 +345,13 @@ class PairSource:
         check_relation(positive, [len(labels), self.num_references], self.anchors.device)
         return MaskedPairs.without_self(positive, ~positive, first)
 
-    def rows(self, span: slice, similarity: Tensor, pairs: Pairs) -> Rows:
-        """The similarities [rows, c] of a span of anchors as rows; may overwrite the similarities."""
+    def identities(self, span: slice) -> tuple[Tensor | None, Tensor, Tensor | int]:
+        """The labels, keys and dimension of the rows of a span of anchors, as :class:`Rows` has them."""
         labels = None if self.labels is None else self.labels[span]
-        keys = torch.arange(span.start, span.stop, device=similarity.device) + (self.offset or 0)
+        keys = torch.arange(span.start, span.stop, device=self.anchors.device) + (self.offset or 0)
         if self.num_calls is not None:
             keys = keys + (self.num_calls << 32)
-        dim = self.dim
-        return Rows(*pairs.split(similarity), labels, keys, dim)
+        return labels, keys, self.dim
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

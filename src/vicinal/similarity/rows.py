@@ -17,7 +17,7 @@ SPARSE_FRACTION, MAX_GATHERED = 1 / 16, 2**21
 MAX_FRACTION = 1 / 64
 """Up to this fraction of nonzero entries of a gradient gathering vectors is cheaper than a matrix product."""
 SAMPLED_ROWS = 16
-"""One of so many rows tells a gradient with many entries, of which no list is made then."""
+"""The step of a sample of rows that recognizes a gradient with many entries, of which no list is made."""
 
 
 class Rows(NamedTuple):
@@ -234,7 +234,7 @@ def _width(begin: Tensor, end: Tensor) -> int:
 
 
 def few_entries(gradient: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The rows and columns of the nonzero entries if :func:`add_sparse_products` of so few is cheap, else None.
+    """The rows and columns of the nonzero entries if they are few enough for :func:`add_sparse_products`, else None.
 
     A loss with a margin that most pairs keep has few. A GPU is not waited for: there the result is None.
     """

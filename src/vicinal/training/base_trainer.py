@@ -116,7 +116,7 @@ class BaseTrainer(ABC):
 
     @property
     def _memory_format(self) -> str | None:
-        """The order in memory in which the model computes, for the record of the run; None: it has no choice."""
+        """The order in memory in which the model computes, for the record of the run; None: not applicable."""
         return None
 
     def _extra_log_values(self) -> dict[str, float]:

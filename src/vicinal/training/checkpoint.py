@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,27 @@ def load_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
         InputError: the file is missing or damaged, holds anything else, or lacks a key.
     """
     try:
+        is_damaged = _is_damaged(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"no checkpoint at {path}") from None
     except Exception as error:  # torch raises many kinds of errors for damaged files
         raise_if_of_system(error, path)
-        raise InputError(f"{path} is not a checkpoint of Vicinal, or damaged") from None
+        raise InputError(f"{path} is not a checkpoint of Vicinal, or is damaged") from None
+    if is_damaged:
+        raise InputError(f"{path} is damaged: its content has changed; delete its run and train again")
     if not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of Vicinal")
     missing = [key for key in keys if key not in state]
     if missing:
         raise InputError(f"{path} is not a checkpoint of a run: {', '.join(missing)} is missing")
     return state
+
+
+def _is_damaged(path: Path) -> bool:
+    """Whether a checkpoint differs from its CRC-32, which `torch.save` writes and `torch.load` ignores."""
+    with zipfile.ZipFile(path) as archive:
+        try:
+            return archive.testzip() is not None
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):  # flags and sizes of a file in it
+            return True

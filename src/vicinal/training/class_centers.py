@@ -48,7 +48,7 @@ def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
 
     Args:
         loss: the loss.
-        purpose: what it is needed for, the start of a message.
+        purpose: its purpose, the start of a message.
 
     Raises:
         InputError: none or several parts have class probabilities.
@@ -178,7 +178,7 @@ def read_centers(path: Path) -> SavedCenters:
         ) from None
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise_if_of_system(error, path)
-        raise InputError(f"{path} does not hold class centers, or is damaged") from None
+        raise InputError(f"{path} holds no class centers, or is damaged") from None
 
 
 def _by_class(part: CenterBasedLoss) -> dict[str, Tensor]:

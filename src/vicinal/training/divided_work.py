@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vicinal.data import ImageDataset
-from vicinal.data.batches import pixel_batches
+from vicinal.data.batches import image_dataset
 from vicinal.data.batches.train_batches import PART_SIZE
 from vicinal.models.embedder import check_embeddings
 from vicinal.models.execution import Precision, used_precision
@@ -67,14 +67,14 @@ def embed_rows(
     Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
     """
     batches, device = (
-        pixel_batches.PixelBatches(images, pixel_batches.row_batches(images, rows, batch_size)),
+        image_dataset.PixelBatches(images, image_dataset.row_batches(images, rows, batch_size)),
         embedder.device,
     )
     with embedder.embedding_function(precision) as embed_batch:
         workers = _workers(batches, num_workers)
-        mapped = pixel_batches.map_pixels(embed_batch, batches, device, workers, embedder.is_thread_safe, start_worker)
+        mapped = image_dataset.map_pixels(embed_batch, batches, device, workers, embedder.is_thread_safe, start_worker)
         parts = list(
-            map(pixel_batches.all_readable, mapped) if errors is None else pixel_batches.skip_unreadable(mapped, errors)
+            map(image_dataset.all_readable, mapped) if errors is None else image_dataset.skip_unreadable(mapped, errors)
         )
     vectors = np.concatenate([np.empty((0, embedder.dim), np.float32), *parts])
     check_embeddings(vectors, used_precision(precision, device), rows.start)
@@ -82,12 +82,12 @@ def embed_rows(
 
 
 def _load(
-    batches: pixel_batches.PixelBatches, device: torch.device, num_workers: int
-) -> Iterator[pixel_batches.Pixels]:
-    return pixel_batches.load_pixels(batches, device, _workers(batches, num_workers), start_worker)
+    batches: image_dataset.PixelBatches, device: torch.device, num_workers: int
+) -> Iterator[image_dataset.Pixels]:
+    return image_dataset.load_pixels(batches, device, _workers(batches, num_workers), start_worker)
 
 
-def _workers(batches: pixel_batches.PixelBatches, num_workers: int) -> int:
+def _workers(batches: image_dataset.PixelBatches, num_workers: int) -> int:
     return min(num_workers, len(batches)) if len(batches) > 1 else 0
 
 

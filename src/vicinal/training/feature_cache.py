@@ -22,8 +22,7 @@ from typing_extensions import Self
 
 from vicinal import __version__
 from vicinal.data import ImageDataset, Table
-from vicinal.data.batches.image_dataset import UnreadableImageError
-from vicinal.data.batches.pixel_batches import PixelBatches, all_readable, map_pixels, row_batches
+from vicinal.data.batches.image_dataset import PixelBatches, UnreadableImageError, all_readable, map_pixels, row_batches
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embedding_files import open_npy
 from vicinal.data.images.transforms import ImageTransform
@@ -36,9 +35,11 @@ from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import file_digest, hold_lock, write_bytes
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
+CHECKSUMS = "features.checksums"  # for each batch: the number of rows, and the SHA-256 of the partial file, so far
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
 LOCK_SECONDS = 7 * 24 * 3600
 NUM_DIGITS = 16
+MAX_LINE = 200  # bytes of a line of checksums
 
 FeatureDtype = Literal["float32", "float16"]
 
@@ -76,7 +77,7 @@ class CachedFeatures:
     Args:
         vectors: [n, d], a memory map of a file.
         rows: the row of each image, by its path and box; images that cannot be read have none.
-        key: what the features depend on.
+        key: everything that the features depend on.
     """
 
     vectors: Values
@@ -210,11 +211,11 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
     """Append the features of the images that are still missing; the file gets its name when it is complete."""
     images, batch_size = features.images, features.batch_size
     header, row_bytes = _npy_header((len(images), key.dim), key.dtype), key.dim * np.dtype(key.dtype).itemsize
-    with open(cache / PARTIAL, "a+b") as file:
-        size = file.seek(0, os.SEEK_END) if _begins_with(cache / PARTIAL, header) else 0
-        # Whole batches, so that all are those of an uninterrupted pass, and their features the same to the last bit.
-        done = max(0, size - len(header)) // row_bytes // batch_size * batch_size
+    done, digest, checksums = _whole_batches(cache, header, row_bytes, batch_size)
+    with open(cache / PARTIAL, "a+b") as file, open(cache / CHECKSUMS, "wb") as written:
         file.truncate(len(header) + done * row_bytes if done else 0)
+        written.write(checksums)
+        written.flush()
         _check_space(cache, len(images), len(header) + (len(images) - done) * row_bytes)
         if done:
             log(f"the features of {done:,} images are there already")
@@ -225,18 +226,45 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
                 values = values.astype(key.dtype)
             _check_finite(values, readable, images.table.paths[done : done + len(values)])
             done += len(values)
+            digest.update(values.tobytes())
             file.write(values.tobytes())
             file.flush()
+            written.write(f"{done} {digest.hexdigest()}\n".encode())
+            written.flush()
         os.fsync(file.fileno())
     skipped = np.flatnonzero(np.isnan(open_npy(cache / PARTIAL)[:, 0])).tolist()
-    info = {**asdict(key), "skipped": skipped, "digest": file_digest(cache / PARTIAL)}
+    info = {**asdict(key), "skipped": skipped, "digest": digest.hexdigest()}
     write_bytes(cache / INFO, json.dumps(info).encode())
     os.replace(cache / PARTIAL, cache / FEATURES)
+    (cache / CHECKSUMS).unlink()
 
 
-def _begins_with(path: Path, header: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(header)) == header
+def _whole_batches(cache: Path, header: bytes, row_bytes: int, batch_size: int) -> tuple[int, Any, bytes]:
+    """What an interrupted pass has left that is as it was written.
+
+    Only whole batches of this size count, so that all are those of an uninterrupted pass, and their features the same
+    to the last bit.
+
+    Returns:
+        The number of rows, the digest of the header and of these rows, and the lines of their checksums.
+    """
+    digest, lines, found = hashlib.sha256(header), b"", (0, hashlib.sha256(header), b"")
+    if not ((cache / PARTIAL).exists() and (cache / CHECKSUMS).exists()):
+        return found
+    with open(cache / PARTIAL, "rb") as file, open(cache / CHECKSUMS, "rb") as checksums:
+        is_damaged, row = file.read(len(header)) != header, 0
+        while not is_damaged and (line := checksums.readline(MAX_LINE)).endswith(b"\n"):
+            rows, _, expected = line.decode(errors="replace").strip().partition(" ")
+            size = (int(rows) - row) * row_bytes if rows.isdecimal() else 0
+            block = file.read(max(size, 0))
+            digest.update(block)
+            is_damaged = len(block) != size or not size or digest.hexdigest() != expected
+            if not is_damaged:
+                row, lines = int(rows), lines + line
+                found = (row, digest.copy(), lines) if row % batch_size == 0 else found
+    if is_damaged:
+        log(f"{cache / PARTIAL} is damaged after {found[0]:,} images; the features of the others are computed again")
+    return found
 
 
 def _check_finite(values: Values, readable: npt.NDArray[np.bool_], paths: list[str]) -> None:
@@ -271,7 +299,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
         expected = f"it must be {key.dtype} {[len(images), key.dim]}"
         raise InputError(f"{cache / FEATURES}: {vectors.dtype} {list(vectors.shape)}; {expected}; delete {cache}")
     if file_digest(cache / FEATURES) != digest:
-        raise InputError(f"{cache / FEATURES}: other numbers than were written; delete {cache}")
+        raise InputError(f"{cache / FEATURES}: damaged, its digest differs; delete {cache}")
     if skipped and on_error == "raise":
         raise UnreadableImageError(f"{images.table.paths[skipped[0]]}: cannot be read")
     if skipped:
@@ -284,7 +312,7 @@ def _open(cache: Path, key: FeatureKey, images: ImageDataset, on_error: OnError)
 
 @contextmanager
 def _write_errors(cache: Path) -> Iterator[None]:
-    """Turn errors of writing into an InputError; what was written is kept."""
+    """Turn errors of writing into an InputError; features written before stay."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How a backbone is trained: which of its parameters, and how much time and memory a step takes."""
+"""Fine-tuning of a backbone: its trained parameters, and ways to save time or memory in a step."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from vicinal.data import Table
-from vicinal.data.benchmarks.cache import cache_folder
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision, UsedPrecision, eval_mode
 from vicinal.training.base_trainer import Batch
@@ -24,6 +23,7 @@ from vicinal.training.training_data import num_workers
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 from vicinal.utils.run_folder import RunFolder
 
 IMAGES_PER_PASS = 64
@@ -92,7 +92,7 @@ class FrozenTrainer(Trainer):
 
     @cached_property
     def _feature_model(self) -> str:
-        """The fingerprint of what makes the features, whatever decodes the images: a run may go on without its GPU."""
+        """The fingerprint of the features' model, whatever decodes the images: a run may go on without its GPU."""
         with self._whole_embedder() as embedder:
             return feature_fingerprint(embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed")))
 
@@ -151,4 +151,4 @@ def _check_frozen_model(model: Mapping[str, Any]) -> None:
     if model["learned_p"]:
         raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
     if model["dim"] is None and model["norm"] != "layer_affine":
-        raise InputError("model.dim = null must be a number with features = frozen: there is no head to train")
+        raise InputError("model.dim = null must be a number with features = frozen: else no head is trained")

@@ -152,7 +152,7 @@ def _tensor(output: object) -> Tensor:
 
 @contextmanager
 def _in_modes(modes: dict[nn.Module, bool]) -> Iterator[None]:
-    """With each module in training or not, as it was."""
+    """In this context, each module has the training mode that it had before."""
     now = {module: module.training for module in modes}
     _set_modes(modes)
     try:
@@ -171,7 +171,7 @@ class _TwoStages(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, forward: _Forward, *tensors: Tensor) -> Tensor:
-        """Of images, one tensor or one for each image, and then the parameters."""
+        """The embeddings, from images (one tensor, or one per image) and then the parameters."""
         ctx.pass_again, ctx.num_images = forward.again, len(tensors) - len(forward.trained)
         ctx.save_for_backward(*tensors)  # so that torch raises if one is changed before the second pass
         return forward.first(tensors[: ctx.num_images])
@@ -211,7 +211,7 @@ def _check(model: nn.Module, micro_batch_size: object, images: Tensor | Sequence
     ):  # True is an int too
         raise InputError(f"micro_batch_size = {micro_batch_size!r} must be a whole number, at least 1, or None")
     if not isinstance(images, Tensor) and (micro_batch_size != 1 or not len(images)):
-        problem = f"micro_batch_size = {micro_batch_size!r} must be 1" if len(images) else "there are no images"
+        problem = f"micro_batch_size = {micro_batch_size!r} must be 1" if len(images) else "no images"
         raise InputError(f"embed_in_micro_batches: {problem}; images in a list are embedded one by one")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise InputError(

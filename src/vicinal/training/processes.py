@@ -107,7 +107,7 @@ def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
         hint: how to resume, for the message when a process was killed.
 
     Raises:
-        InputError: this machine is too small for so many.
+        InputError: this machine is too small for this number.
         SystemExit: a process failed, with its exit status; its error has been printed.
     """
     import torch
@@ -124,7 +124,7 @@ def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
             min_nodes=1, max_nodes=1, nproc_per_node=number, max_restarts=0, rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0", local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
-        logging.disable(logging.CRITICAL)  # leaves out what the agent says of processes that end
+        logging.disable(logging.CRITICAL)  # leaves out the agent's messages about processes that end
         try:
             elastic_launch(config, sys.executable)("-m", "vicinal", *words)
         except ChildFailedError as error:

@@ -1,4 +1,4 @@
-"""The progress of a run: how far it is, where it ends, and its logs in files, TensorBoard and the terminal."""
+"""The progress of a run: its position, its length, and its logs in files, TensorBoard and the terminal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Progress:
 
 
 MIN_EPOCHS, MIN_STEPS = 4, 60
-"""The length of a run that its recipe leaves to the data: so many epochs, or as many as take so many steps."""
+"""The default length of a run: this number of epochs, or the number that takes this many steps."""
 
 
 def fit_epochs(steps_per_epoch: int) -> int:
@@ -269,7 +269,7 @@ def _tensorboard(folder: Path, step: int) -> SummaryWriter | None:
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
 
-FIRST_STEPS = 20  # after so many steps of a process, the time that the run takes is said
+FIRST_STEPS = 20  # of a process, after which the duration of the run is logged
 MIN_SECONDS = 30  # of a run whose time is worth a line
 
 
@@ -315,10 +315,10 @@ class ProgressDisplay:
         epochs, max_steps = self.length.epochs, self.length.max_steps
         if progress.step == 0 and max_steps is not None and num_steps < max_steps:
             end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
-            log(f"{end}; epochs: null sets no such limit")
+            log(f"{end}; epochs: null removes this limit")
 
     def _tell_time(self, steps: int) -> None:
-        """Say how long so many more steps take, before the first epoch is over."""
+        """Log the duration of the remaining steps, before the first epoch is over."""
         seconds = steps * (time.monotonic() - self._first_step_at) / (FIRST_STEPS - 1)
         if seconds >= MIN_SECONDS:
             log(f"about {duration(seconds)} for {steps:,} more steps, and more for validation; it may end early")

@@ -93,7 +93,7 @@ def matching_noise(
 
 
 def draw_pairs(labels: Integers, num_classes: int, rng: np.random.Generator) -> Integers:
-    """Draw two images of each of so many classes, again and again: rows, int64 [32, 2 * num_classes].
+    """Sample 32 batches with two images from each of `num_classes` classes: rows, int64 [32, 2 * num_classes].
 
     The two images of a class are beside each other.
     """
@@ -156,7 +156,7 @@ class TrainingContext:
         self.epoch = -1
 
     def start_epoch(self, epoch: int) -> None:
-        """Draw the noise of each image and the bank of an epoch, and search the neighbors anew."""
+        """Draw the noise of each image and the bank of an epoch, and search the neighbors again."""
         if epoch == self.epoch:
             return
         self.epoch, augmentation = epoch, self.augmentation
@@ -217,7 +217,7 @@ class TrainingContext:
 
 
 def draw_bank(labels: Integers, sizes: Sequence[int], generator: torch.Generator) -> Integers:
-    """Draw one of the sizes for each class, and so many of its images, or all if it has fewer.
+    """Draw one of the sizes for each class, and that number of its images, or all if it has fewer.
 
     Args:
         labels: int64 [n], classes from 0 on.

@@ -88,7 +88,7 @@ class RefinerTrainer(BaseTrainer):
         self._create_module()
         self.context = self._create_context(units)
         self.validation: RefinerValidation | None = None
-        self.guardrails: dict[int, RefinerValidation] = {}  # number of images per class -> validation with so many
+        self.guardrails: dict[int, RefinerValidation] = {}  # number of images per class -> its validation
         if "val" in units:
             self._create_validation(units["val"], table.subset("val"))
         self.sampler = create_flat_sampler(self.settings, self.training)

@@ -1,4 +1,4 @@
-"""How well a refiner does on classes that it is not trained on, at several numbers of images per class."""
+"""Scores of a refiner on classes that it is not trained on, at several numbers of images per class."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class RefinerValidation:
 
 
 def parts_of_classes(labels: Integers, size: int, seed: int) -> list[Integers]:
-    """Disjoint parts, each of `size` random images of every class that has so many.
+    """Disjoint parts, each of `size` random images of every class that has enough.
 
     Args:
         labels: int64 [n].
@@ -123,7 +123,7 @@ def parts_of_classes(labels: Integers, size: int, seed: int) -> list[Integers]:
 
     Returns:
         int64 [size * classes] each, rows in ascending order; as many as the smallest of these classes allows, at most
-        8. No parts if fewer than two classes have so many images.
+        8. No parts if fewer than two classes have enough images.
 
     Example:
         >>> parts = parts_of_classes(np.array([0, 0, 0, 0, 1, 1, 1, 1, 2]), size=2, seed=0)

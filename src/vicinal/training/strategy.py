@@ -1,4 +1,4 @@
-"""How several processes hold weights, gradients and class centers: each all of them, or a part."""
+"""Weights, gradients and class centers on several processes: replicated, or sharded."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def load_training_table(settings: TrainingSettings) -> Table:
     """The table that a recipe describes, with the splits and the noise of the recipe.
 
     Raises:
-        InputError: there is no source, it cannot be read or split, or it has too few images to train or validate with.
+        InputError: the source is missing, cannot be read or split, or has too few images to train or validate with.
     """
     table = load_dataset(settings.data, settings.seed)
     check_trainable(table.subset("train"))
@@ -50,7 +50,7 @@ def load_training_table(settings: TrainingSettings) -> Table:
 
 
 def require_validatable(table: Table, metric: str) -> None:
-    """Say before the first step what would else come up at the first evaluation."""
+    """Raise InputError before the first step for errors that would else come up at the first evaluation."""
     counts = table.class_counts
     if counts.max() < 2:
         raise InputError(
@@ -84,7 +84,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
         Their rows, ascending; None if `num_images` is None and no image has another of its class to find.
 
     Raises:
-        InputError: `num_images` is given, and none of so many images has another of its class to find.
+        InputError: `num_images` is given, and none of that many images has a positive.
     """
     number = min(max(len(table) // 20, 200), 2000) if num_images is None else num_images
     has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
@@ -202,7 +202,7 @@ class TrainLoader:
         self._parts[:] = batches.parts(start)
         try:
             yield from batches.collate(iter(self._loader), start)
-        except BaseException:  # also where the generator is closed: its processes load what nobody takes
+        except BaseException:  # also where the generator is closed: its processes load unused batches
             self.close()
             raise
 
@@ -279,7 +279,7 @@ def _largest_multiple(divisor: int, limit: int) -> int:
 
 
 def _max_classes(table: Table, is_used: Booleans, groups: int, column: str | None) -> int:
-    """The largest number of classes in a batch with so many coarse classes, of the column of the table.
+    """The largest number of classes in a batch with this number of coarse classes, of the column of the table.
 
     So many coarse classes must have enough classes each; smaller ones are merged by the sampler.
     """

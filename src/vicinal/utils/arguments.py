@@ -113,6 +113,28 @@ def check_list(name: str, value: object, wanted: str) -> None:
         raise InputError(f"{name} is {one_line(repr(value), 80)}; give a list of {wanted}")
 
 
+def check_not_masked(values: object, name: str) -> None:
+    """Check that no value of an array is masked: other functions of NumPy ignore the mask and use masked values.
+
+    Raises:
+        InputError: some are; the message starts with `name`.
+
+    Example:
+        >>> import numpy as np
+        >>> check_not_masked(np.ma.masked_array([1.0, 2.0], mask=[True, False]), "labels")
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: labels: 1 of 2 values is masked; give an array in which every value counts
+    """
+    import numpy as np  # help does without it
+
+    if not isinstance(values, np.ma.MaskedArray):
+        return
+    number = int(np.sum(np.ma.getmaskarray(values)))
+    if number:
+        counted = f"{number:,} of {values.size:,} values {'is' if number == 1 else 'are'} masked"
+        raise InputError(f"{name}: {counted}; give an array in which every value counts")
+
+
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether the value is an integer of Python or NumPy; a boolean is not one."""
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -156,12 +178,11 @@ text, true, false, null, or lists and mappings of these
 
 
 def _check_keys(where: str, mapping: Mapping[object, object]) -> None:
-    where = one_line(where, 80)
     if "class_path" in mapping:
-        raise InputError(f"{where}: class_path would create an object; {PLAIN_VALUES}")
+        raise InputError(f"{one_line(where, 80)}: class_path would create an object; {PLAIN_VALUES}")
     for key in mapping:
         if not isinstance(key, str):
-            raise InputError(f"{where}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
+            raise InputError(f"{one_line(where, 80)}: the key {one_line(repr(key), 80)} is not text; {PLAIN_VALUES}")
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Type aliases of NumPy arrays, named by the type of their elements, and a check of masks."""
+"""Type aliases of NumPy arrays, named by the type of their elements."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from vicinal.utils.errors import InputError
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 """Rows, labels, counts."""
@@ -20,25 +18,6 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 """Metrics and other sums of many numbers."""
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 """Masks."""
-
-
-def check_not_masked(values: object, name: str) -> None:
-    """Check that no value of an array is masked: other functions of NumPy ignore the mask and take what is under it.
-
-    Raises:
-        InputError: some are; the message starts with `name`.
-
-    Example:
-        >>> check_not_masked(np.ma.masked_array([1.0, 2.0], mask=[True, False]), "labels")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: labels: 1 of 2 values is masked; give an array in which every value counts
-    """
-    if not isinstance(values, np.ma.MaskedArray):
-        return
-    number = int(np.sum(np.ma.getmaskarray(values)))
-    if number:
-        counted = f"{number:,} of {values.size:,} values {'is' if number == 1 else 'are'} masked"
-        raise InputError(f"{name}: {counted}; give an array in which every value counts")
 
 
 def chunk_ranges(sizes: Integers, max_total: int) -> Iterator[tuple[int, int]]:

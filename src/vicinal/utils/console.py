@@ -70,7 +70,7 @@ def log(message: str) -> None:
 
 
 class _FirstOnly(logging.Filter):
-    """Replaces the warnings of a client that tries again by one line of this program."""
+    """Replaces the retry warnings of a client by one line of this program."""
 
     is_first = True
 

@@ -22,7 +22,7 @@ MAX_THREADS = 4
 """Of a CPU, with which a tile grows: the others wait for what one thread does alone for each tile."""
 MIN_GPU_ELEMENTS, MAX_GPU_ELEMENTS = 2**22, 2**26
 BYTES_PER_ELEMENT = 2**10
-"""Of the memory of a GPU: a tile in float32 takes 1/256 of it, and what is computed from it a few times as much."""
+"""Of the memory of a GPU: a tile in float32 takes 1/256 of it, and its intermediate results a few times as much."""
 MAX_POSITIVES = 32
 """In registers at a time; of more, each part reads the row again."""
 MAX_PAIRS = 2048

@@ -14,7 +14,7 @@ from vicinal.utils.errors import InputError
 
 Value = TypeVar("Value")
 
-_lengths_are_equal = False  # what a caller of `equal_lengths` vouches for
+_lengths_are_equal = False  # set by `equal_lengths`
 
 
 def world_size() -> int:
@@ -88,7 +88,7 @@ def all_gather_labeled(tensor: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def equal_lengths() -> Iterator[None]:
-    """In this context the caller vouches that processes gather tensors of equal lengths: no message checks it."""
+    """In this context the caller guarantees that processes gather tensors of equal lengths: no message checks it."""
     global _lengths_are_equal
     before, _lengths_are_equal = _lengths_are_equal, True
     try:

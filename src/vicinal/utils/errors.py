@@ -42,7 +42,7 @@ class EngineUnavailableError(ConnectionError):
 
     Args:
         url: of the index.
-        message: what has happened, and where to go on.
+        message: the event, and where to go on.
     """
 
     def __init__(self, url: object, message: str) -> None:
@@ -99,7 +99,7 @@ def no_such_source(source: str | Path, benchmarks: Collection[str]) -> str:
 
 
 def raise_if_of_system(error: Exception, path: str | Path) -> None:
-    """Raise the InputError of a file that the system does not let be read; other errors are about what is in it.
+    """Raise the InputError of a file that the system refuses to read; other errors are about its content.
 
     Example:
         >>> raise_if_of_system(PermissionError(13, "Permission denied"), "cup.jpg")
@@ -124,7 +124,7 @@ def import_extra(package: str, extra: str, purpose: str) -> ModuleType:
     Args:
         package: the name of the package.
         extra: the extra of Vicinal that installs it.
-        purpose: what the package is needed for; the message of an error starts with it.
+        purpose: the purpose of the package; the message of an error starts with it.
 
     Raises:
         InputError: the package is not installed.

@@ -1,4 +1,4 @@
-"""Files of users: what may be read, and atomic writes.
+"""Files of users: checks before reading, and atomic writes.
 
 Other processes see a file or folder as it was or as it is when complete, never in between.
 """
@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,14 +73,15 @@ def file_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def write_digests(folder: Path) -> None:
-    """Write the SHA-256 of each file of a folder, but not of those in folders below, into the file `DIGESTS` there."""
-    digests = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+def write_digests(folder: Path, recursive: bool = False) -> None:
+    """Write the SHA-256 of each file of a folder, and of those in folders below, into the file `DIGESTS` there."""
+    files = sorted(file for file in (folder.rglob("*") if recursive else folder.iterdir()) if file.is_file())
+    digests = {file.relative_to(folder).as_posix(): file_digest(file) for file in files}
     (folder / DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
 
 
-def matches_digests(folder: Path) -> bool:
-    """Whether all files of which :func:`write_digests` wrote the digests are there, byte for byte.
+def changed_file(folder: Path) -> Path | None:
+    """The first file of which :func:`write_digests` wrote the digest that is not as it was; None if all are.
 
     Example:
         >>> import tempfile
@@ -87,15 +89,20 @@ def matches_digests(folder: Path) -> bool:
         ...     folder, file = Path(name), Path(name, "file")
         ...     _ = file.write_bytes(b"whole")
         ...     write_digests(folder)
-        ...     matches_digests(folder), file.write_bytes(b"who"), matches_digests(folder)
-        (True, 3, False)
+        ...     changed_file(folder), file.write_bytes(b"who"), changed_file(folder) == file
+        (None, 3, True)
     """
     try:
         digests = dict(json.loads((folder / DIGESTS).read_bytes()))
-        files = {folder / Path(name).name: digest for name, digest in digests.items()}
-        return all(file.is_file() and file_digest(file) == digest for file, digest in files.items())
+        for name, digest in digests.items():
+            file = folder / name
+            if ".." in file.parts or not file.is_relative_to(folder):
+                return folder / DIGESTS
+            if not file.is_file() or file_digest(file) != digest:
+                return file
     except (OSError, ValueError, TypeError, RecursionError):
-        return False
+        return folder / DIGESTS
+    return None
 
 
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
@@ -133,6 +140,12 @@ def write_blocks(path: str | Path, blocks: Iterable[bytes | memoryview]) -> None
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     _delete_stale(path)
+
+
+def folder_time(folder: Path) -> float:
+    """The time that a file gets that is written now; the clock of a file server may differ from the local one."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 def temporary_files(path: str | Path) -> list[Path]:
@@ -213,7 +226,7 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
     Args:
         path: the lock file, in a folder that exists.
         timeout: seconds to wait while another process or thread holds the lock.
-        purpose: what the holder does, for messages, such as "write the index gallery".
+        purpose: the action of the holder, for messages, such as "write the index gallery".
 
     Raises:
         InputError: it is still held after `timeout` seconds, or `timeout` is negative.
@@ -247,3 +260,8 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def cache_folder(root: str | Path | None = None) -> Path:
+    """The folder of benchmarks and exported models: `root`, else the variable VICINAL_DATA, else ~/.cache/vicinal."""
+    return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")

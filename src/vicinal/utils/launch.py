@@ -1,4 +1,4 @@
-"""How the processes of a run were started: by torchrun, by SLURM, or by the command itself."""
+"""The launcher of the processes of a run: torchrun, SLURM, or the command itself."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def check_memory(num_bytes: int, what: str) -> None:
 
     Args:
         num_bytes: the estimate.
-        what: what the memory is for; the message of an error starts with it.
+        what: the purpose of the memory; the message of an error starts with it.
 
     Raises:
         InputError: it is more than 80 % of the available memory; the message has both figures.
@@ -160,7 +160,7 @@ def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -
     Args:
         blocks: [some, dim] each; they are converted to float32.
         shape: the rows and columns of all blocks together.
-        what: what the rows are; the message of an error starts with it.
+        what: the name of the rows; the message of an error starts with it.
 
     Returns:
         float32 [rows, dim], read-only.

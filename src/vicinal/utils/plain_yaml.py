@@ -126,7 +126,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check_expanded(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """The number of values below a node, where each alias counts as what it stands for."""
+    """The number of values below a node, where each alias counts as the values it stands for."""
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:

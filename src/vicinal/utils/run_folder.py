@@ -89,13 +89,13 @@ class RunFolder:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether the folder holds anything but what a run that took no step leaves there."""
+        """Whether the folder holds anything but the files of a run that took no step."""
         left = {self.lock, *self._first_files, *self._temporary_files()}
         ours = self.lock.is_file() or not self.recipe.exists()  # a recipe alone may be the user's
         return not ours or bool(set(self.path.iterdir()) - left)
 
     def check_new(self) -> None:
-        """Raise InputError when something is there already, except for what a run that took no step left."""
+        """Raise InputError unless the folder is new, empty or left by a run that took no step."""
         if is_main_process() and self.lock.is_file():
             with self._locked():
                 pass
@@ -112,7 +112,7 @@ class RunFolder:
         return f"vicinal {verb} --out {shlex.quote(str(self.path))} --resume"
 
     def check_run(self) -> None:
-        """Raise InputError when there is no run to continue."""
+        """Raise InputError unless the folder holds a run."""
         if not self.recipe.is_file():
             raise InputError(f"{self.path} holds no run to resume: {self.recipe.name} is missing")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -70,3 +73,12 @@ def _shift_right(bits: Tensor, by: int) -> Tensor:
 def _to_int64(number: int) -> int:
     """The integer modulo 2**64, in the range of int64."""
     return (number + 2**63) % 2**64 - 2**63
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """In this context, torch's CPU generator is seeded by these numbers; its state is restored afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also seed the generators of the accelerators.
+        torch.default_generator.manual_seed(derive_seed(*numbers))
+        yield

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def thread_pool() -> Iterator[ThreadPoolExecutor]:
-    """A pool of one thread per core. After an error in the block, such as Ctrl-C, what was not begun is left undone.
+    """A pool of one thread per core. After an error in the block, such as Ctrl-C, no further call begins.
 
     Example:
         >>> with thread_pool() as pool:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.workflows.batch_embedder import BatchEmbedder
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.clean import find_problems_of_source
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.export import export_source
     from vicinal.workflows.model_costs import PretrainedModel, describe_model, measured_speed, model_names
-    from vicinal.workflows.model_options import BatchEmbedder
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.ray_job import embed_on_ray
     from vicinal.workflows.refine import resume_refiner, train_refiner

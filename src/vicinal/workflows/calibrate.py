@@ -10,7 +10,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.calibration import RATES, calibrate, operating_points
-from vicinal.evaluation.open_set import open_set_scores, stranger_scores
+from vicinal.evaluation.open_set import ood_scores, open_set_scores
 from vicinal.evaluation.resampling import Resampling
 from vicinal.evaluation.thresholds import classes_needed
 from vicinal.retrieval.calibration import Calibration
@@ -25,7 +25,7 @@ NO_GROUP = "(none)"  # of gallery images, where groups are text
 
 @dataclass(frozen=True)
 class CalibratedSource:
-    """A calibration, and what other false-accept rates would cost.
+    """A calibration, and the results for other false-accept rates.
 
     Attributes:
         calibration: of the rate that was asked for.
@@ -41,7 +41,7 @@ class CalibratedSource:
             "threshold": "threshold",
             "held_out_false_accept_rate": "on classes held out",
             "false_reject_rate": "own rejected",
-            "strangers_accepted": "strangers accepted",
+            "ood_accepted": "out-of-distribution accepted",
         }
         cells = {
             names[str(column)]: [
@@ -60,24 +60,24 @@ def calibrate_source(
     embedded: EmbeddedTable,
     settings: CalibrationSettings,
     gallery: EmbeddedTable | None = None,
-    strangers: EmbeddedTable | None = None,
+    ood: EmbeddedTable | None = None,
 ) -> CalibratedSource:
-    """Calibrate the scores of searches among embeddings; logs what speaks against the result.
+    """Calibrate the scores of searches among embeddings; logs doubts about the result.
 
     Args:
         embedded: the embeddings, with labels, of classes that the model was not trained on.
         settings: the rate, and the kind of score.
         gallery: further images that they are compared with, with labels; their classes may be any.
-        strangers: images of other kinds of things, of which no more than the rate are accepted either.
+        ood: out-of-distribution images, of other kinds of things, of which at most the rate is accepted too.
 
     Raises:
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.
     """
     searched = embedded if gallery is None else with_gallery(embedded, gallery)
     scores = open_set_scores(searched.vectors, searched.table, settings.score)
-    stranger = None
-    if strangers is not None:
-        stranger = stranger_scores(strangers.vectors, searched.vectors, searched.table, settings.score)
+    found = None
+    if ood is not None:
+        found = ood_scores(ood.vectors, searched.vectors, searched.table, settings.score)
     calibration = calibrate(
         searched.vectors,
         searched.table,
@@ -88,11 +88,11 @@ def calibrate_source(
         resampling=Resampling("classes", settings.confidence_level, settings.num_resamples, settings.seed),
         fingerprint=embedded.fingerprint,
         scores=scores,
-        strangers=stranger,
+        ood=found,
     )
     _log_doubts(calibration, embedded.table)
     rates = tuple(sorted({*RATES, settings.false_accept_rate}))
-    return CalibratedSource(calibration, operating_points(scores, rates, stranger))
+    return CalibratedSource(calibration, operating_points(scores, rates, found))
 
 
 def with_gallery(queries: EmbeddedTable, gallery: EmbeddedTable) -> EmbeddedTable:
@@ -133,7 +133,7 @@ def _joined(queries: pd.DataFrame, gallery: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_doubts(calibration: Calibration, table: Table) -> None:
-    """Say what speaks against a calibration that was made with the images of a table."""
+    """Log doubts about a calibration with the images of a table."""
     rate, level = calibration.false_accept_rate, calibration.confidence_level
     if "train" in table.splits:
         log("training images are among these: their classes are easier than others, so the threshold is too high or "

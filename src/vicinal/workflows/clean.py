@@ -1,4 +1,4 @@
-"""Looking for all that may be wrong with a set of images."""
+"""Looking for all possible problems of a set of images."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MIN_AGREEMENT = 0.6
 def find_problems_of_source(
     reader: EmbeddingReader, source: str, settings: CleanSettings | None = None, split: str | None = None
 ) -> Findings:
-    """Read the image files of a source, embed those that can be read, and look for what may be wrong with them.
+    """Read the image files of a source, embed those that can be read, and look for possible problems.
 
     Args:
         reader: reads the source. If it has no model and the source holds images, they are embedded by DINOv2 with a
             ViT-S/14, without training.
         source: a run folder, a file of embeddings, the folder of an index, or images.
         settings: the thresholds of findings.
-        split: look at the rows of this split only.
+        split: check the rows of this split only.
 
     Raises:
         InputError: the source or the model cannot be read, or fewer than two images can be.
@@ -72,7 +72,7 @@ def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
     if agreement < MIN_AGREEMENT:
         log(
             f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels are "
-            "wrong, or the model does not tell the classes apart and most label errors are none; --model takes another"
+            "wrong, or the model does not separate the classes and most findings are false; --model takes another"
         )
 
 

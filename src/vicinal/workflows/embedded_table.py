@@ -1,23 +1,26 @@
-"""Embeddings with the table of their images, and those that are stored in files, shards and indexes."""
+"""Embeddings with the table of their images: those stored in files, shards and indexes, and the steps after a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os.path import basename
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from vicinal.data import embedding_files
+from vicinal.data.checks import row_blocks
 from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.data.table import Table
+from vicinal.models.head import check_dim, shortened
 from vicinal.retrieval.scores import BLOCK_ROWS
 from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import temporary_map
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.model_costs import ModelCost
     from vicinal.export.exported_embedder import ExportedEmbedder
     from vicinal.models import Embedder
-    from vicinal.retrieval import ImageIndex
+    from vicinal.retrieval import ImageIndex, PCAWhitening
 
 _UNNAMED: dict[str, str | None] = dict.fromkeys(COLUMN_FLAGS)
 _NONE_NAMED: Mapping[str, str] = MappingProxyType({})
@@ -165,3 +168,95 @@ def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> Em
     from vicinal.evaluation.model_costs import ModelCost
 
     return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
+
+
+def trained_dims(recipe: Mapping[str, Any]) -> list[int]:
+    """The dimensions of the prefixes that a model was trained for by :class:`~vicinal.matryoshka.Matryoshka`.
+
+    Args:
+        recipe: of the model, which names the loss; empty if unknown.
+
+    Example:
+        >>> trained_dims({"loss": {"class_path": "Matryoshka", "init_args": {"dims": [32, 64]}}})
+        [32, 64]
+        >>> trained_dims({})
+        []
+    """
+    return sorted({dim for dim in _matryoshka_dims(recipe.get("loss")) if isinstance(dim, int)})
+
+
+def _matryoshka_dims(value: object) -> Iterator[object]:
+    """All `dims` of the Matryoshka losses in a setting."""
+    if isinstance(value, Mapping):
+        arguments = value.get("init_args")
+        is_named = str(value.get("class_path")).rpartition(".")[2] == "Matryoshka"
+        if is_named and isinstance(arguments, Mapping) and isinstance(arguments.get("dims"), list):
+            yield from arguments["dims"]
+    nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for each in nested:
+        yield from _matryoshka_dims(each)
+
+
+@dataclass(frozen=True)
+class Postprocessing:
+    """The steps after a model.
+
+    Args:
+        whitening: is applied first; None: no whitening.
+        dim: the number of first dimensions that are kept, normalized; None: all.
+
+    Example:
+        >>> import numpy as np
+        >>> steps = Postprocessing(dim=1)
+        >>> steps.names, steps.apply(np.array([[0.6, 0.8]], np.float32))
+        (('dim 1',), array([[1.]], dtype=float32))
+    """
+
+    whitening: PCAWhitening | None = None
+    dim: int | None = None
+    _checked_models: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the steps; different steps have different names."""
+        whitening = () if self.whitening is None else (self.whitening.fingerprint(),)
+        return whitening if self.dim is None else (*whitening, f"dim {self.dim}")
+
+    def apply(self, vectors: Floats) -> Floats:
+        """Apply the steps to embeddings, float32 [n, d]."""
+        if self.whitening is not None:
+            vectors = self.whitening.apply(vectors)
+        return vectors if self.dim is None else shortened(vectors, self.dim)
+
+    def apply_to(self, embedded: EmbeddedTable, mapped: bool = False) -> EmbeddedTable:
+        """Apply the steps to embeddings with their table; if `mapped`, block by block into a temporary file."""
+        if not self.names:
+            return embedded
+        steps = (*embedded.postprocessing, *self.names)
+        if not mapped:
+            return replace(embedded, vectors=self.apply(embedded.vectors), postprocessing=steps)
+        dim = self.dim if self.whitening is None or self.dim is not None else self.whitening.dim
+        blocks = map(self.apply, row_blocks(embedded.vectors))
+        vectors = temporary_map(blocks, (len(embedded.vectors), int(dim or 0)), "embeddings")
+        return replace(embedded, vectors=vectors, postprocessing=steps)
+
+    def check_model(self, model: Embedder | ExportedEmbedder) -> None:
+        """Check before anything is embedded that a model has enough dimensions; warn if they are not trained.
+
+        Raises:
+            InputError: it has fewer.
+        """
+        if self.dim is None or self.whitening is not None:
+            return
+        check_dim(self.dim, model.dim)
+        recipe = getattr(model, "recipe", None)  # of an exported model it is not known
+        if recipe is None or id(model) in self._checked_models:
+            return
+        self._checked_models.add(id(model))
+        dims = trained_dims(recipe)
+        if self.dim < (dims[0] if dims else model.dim):
+            trained = f"with Matryoshka for {dims[0]} dimensions and more" if dims else "without Matryoshka"
+            log(
+                f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
+                "than PCA whitening to as many (vicinal whiten --dim)"
+            )

@@ -15,13 +15,14 @@ from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, engine_name
+from vicinal.models.execution import usable_device
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
+from vicinal.workflows.batch_embedder import BatchEmbedder
 from vicinal.workflows.embedded_table import EmbeddedTable, map_rows, with_cost
-from vicinal.workflows.model_options import BatchEmbedder, ModelOptions
-from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.models import EmbeddingOptions, load_model
 from vicinal.workflows.source import Source, columns_of_run, data_settings_of_run, selected_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
-class EmbeddingReader(ModelOptions):
+class EmbeddingReader(EmbeddingOptions):
     """Reads embedding sources.
 
     Args:
@@ -41,7 +42,7 @@ class EmbeddingReader(ModelOptions):
             `is_query` and `is_gallery`.
         folder_on_error: `on_error` for a folder of images, if that is None.
         default_split: the split whose rows are used where no split is named, if the table has it.
-        measure: whether to measure what the models cost, see :class:`~vicinal.evaluation.ModelCost`.
+        measure: whether to measure the costs of the models, see :class:`~vicinal.evaluation.ModelCost`.
         remembered_columns: `path_column` and `label_column` that an index was made with; they are taken where none are
             given and a table has them.
         mapped: whether stored embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
@@ -133,10 +134,10 @@ class EmbeddingReader(ModelOptions):
         return BatchEmbedder(model, self, num_images)
 
     def check_model(self, source: str) -> None:
-        """Load the model that will embed a source, if there is one, and let it go.
+        """Load the model that will embed a source, if there is one, and release it.
 
         Raises:
-            InputError: it cannot be loaded, or what its run says of the training cannot be read, if that is asked for.
+            InputError: it cannot be loaded, or the training costs of its run cannot be read, if they are asked for.
         """
         if not Source(source).has_images:
             return
@@ -177,7 +178,7 @@ class EmbeddingReader(ModelOptions):
     def _embed(
         self, table: Table, model: Embedder | ExportedEmbedder, on_error: OnError, loaded_from: str | None = None
     ) -> EmbeddedTable:
-        """Embed the images of a table. What the model costs is measured only if `loaded_from` says where it is from."""
+        """Embed the images of a table. The costs of the model are measured only if `loaded_from` is given."""
         from vicinal.data.batches.image_dataset import ImageDataset
 
         is_measured, on_error = self.measure and loaded_from is not None, self.on_error or on_error
@@ -275,7 +276,7 @@ def embed_several(
     """Yield the name and the embeddings of several sources in order.
 
     All models are loaded once before the first image is read, so that one that cannot be loaded is reported at once.
-    Each is let go before the next is loaded.
+    Each is released before the next is loaded.
 
     Args:
         reader: how sources are read.

@@ -66,7 +66,7 @@ class EvaluatedSource:
 
     @property
     def final(self) -> Evaluation:
-        """The evaluation after everything that was asked for."""
+        """The evaluation after re-ranking and refinement, if there were any."""
         evaluation = self.plain if self.reranked is None else self.reranked
         assert evaluation is not None
         return evaluation

@@ -1,4 +1,4 @@
-"""From a run or a model to an exported one: which images it is checked and calibrated by."""
+"""Export of a run or a model, with the images that check and calibrate it."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from timm.models import get_pretrained_cfg
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.evaluation.model_costs import Kind, ModelCost
 from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.models.backbones import default_pooling, weights_license
 from vicinal.models.embedder import Embedder
-from vicinal.models.execution import eval_mode
-from vicinal.models.initialization_table import INITIALIZATIONS, default_pooling, weights_license
-from vicinal.models.limited_build import check_network_memory
-from vicinal.models.pooling import PoolingName
+from vicinal.models.execution import check_network_memory, eval_mode
+from vicinal.models.head import PoolingName
+from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import aligned, log
 from vicinal.utils.errors import InputError, one_line

@@ -1,24 +1,170 @@
-"""The models that the verbs of the command are given, and the device that they run on."""
+"""The models that the verbs of the command are given: their options, and loading them.
+
+Importing this module loads nothing heavy, as help shows the options.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from vicinal.models.refiner import ContextRefiner
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer, given
 from vicinal.utils.console import condensed_retries, log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.source import Source
 
 if TYPE_CHECKING:
-    from vicinal.models.embedder import Embedder
-    from vicinal.models.pooling import PoolingName
+    from vicinal.data.images.transforms import ImageTransform
+    from vicinal.export.exported_embedder import ExportedEmbedder
+    from vicinal.models import ContextRefiner, Embedder, PoolingName
+    from vicinal.models.execution import UsedPrecision
+    from vicinal.workflows.embedded_table import Postprocessing
 
 TIMM = "timm/"
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How images become embeddings, with the model that the options name, loaded when it is first used.
+
+    Args:
+        model: a model folder, a run folder, the name of a model on the Hugging Face Hub, or the name of a pretrained
+            model of timm, such as timm/vit_small_patch14_dinov2.lvd142m or resnet50; needed for images, unless a run
+            is given in their place, which has its own model.
+        weights: a file of weights for a model of timm, such as tf_efficientnet_lite0, in place of the published ones: a
+            state dict or checkpoint (.safetensors, .pth, .pt, .bin, .ckpt, .torch).
+        pooling: the pooling of a model of timm; backbone is its own, and projection its own with CLIP's projection.
+            None takes that of the image embedding which its weights were published with.
+        allow_import: packages whose code a model that was saved by its import path may name, such as my_models; they
+            are imported. None allows none.
+        root: the folder that a table's paths are relative to, or in which a benchmark is stored; for a run whose
+            images have been moved, the folder where they are now.
+        path_column: name of the table's column with the image paths. None takes path, or else the name that the model's
+            run or the index was made with.
+        label_column: name of the table's column with the labels; None as for path_column.
+        labels: labels of a source that is a file of embeddings, with one row per embedding: a .csv or .parquet table
+            with a column label (and coarse, group, split, is_query, is_gallery, ...), or a .npy file. None takes the
+            table in the file of embeddings or beside it.
+        where: use only the rows that fulfill this condition, such as "category == 'cup' and price < 20".
+        batch_size: number of images embedded at a time.
+        num_workers: number of processes that read images.
+        precision: 32, bf16 or 16; auto is bf16 on a GPU that computes in bfloat16, else 32.
+        device: such as cpu or cuda; None takes a GPU where there is one.
+        engine: of the model: torch; openvino or onnx (ONNX Runtime), by a model that is exported once, which is faster
+            on a CPU; or auto, which is openvino on a CPU where it is installed, for a convolutional network and
+            500 images or more, if its vectors are those of torch up to 0.0001, else torch.
+        on_error: "raise" stops at an unreadable image, "skip" leaves it out and lists it. None takes, for a
+            run, the setting of its training; for other images, skip in folders that are embedded, indexed or searched,
+            else raise.
+        scales: factors of the image size at which each image is embedded; the embeddings are averaged. None embeds each
+            image once, at its own size.
+        max_size: with scales, the whole image is embedded after its longer side was reduced to this number of pixels;
+            None embeds the model's own square crop.
+        whitening: a file of PCA whitening that is applied to all embeddings.
+        dim: use only this number of first dimensions of the embeddings, normalized: shorter vectors of a model that was
+            trained with Matryoshka, or the first components after whitening.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    pooling: Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"] | None = None
+    allow_import: tuple[str, ...] | None = None
+    root: str | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+    labels: str | None = None
+    where: str | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    precision: Literal["auto", "32", "bf16", "16"] = "auto"
+    device: str | None = None
+    engine: Literal["auto", "torch", "openvino", "onnx"] = "auto"
+    on_error: Literal["raise", "skip"] | None = None
+    scales: tuple[float, ...] | None = None
+    max_size: int | None = None
+    whitening: str | None = None
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size, dim=self.dim))
+        check_nonnegative(self, num_workers=self.num_workers)
+        if self.max_size is not None and self.scales is None:
+            raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")
+        _ = self.postprocessing  # an unreadable file is reported before anything is embedded
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Identifies the model of the options and the steps after it, before anything is embedded; None without one."""
+        if self.model is None:
+            return None
+        model = self.loaded_model
+        return "+".join([model.fingerprint(), *self.image_steps, *self.postprocessing.names])
+
+    @cached_property
+    def loaded_model(self) -> Embedder | ExportedEmbedder:
+        """The model of the options."""
+        from vicinal.export.exported_embedder import ExportedEmbedder, is_exported, open_exported
+
+        if not is_exported(str(self.model)):
+            return load_model(str(self.model), self.pooling, self.allow_import or (), self.weights)
+        for option in ("weights", "pooling", "scales", "device"):
+            if getattr(self, option) is not None:
+                raise InputError(f"{self.model} is an exported model, which has its own; leave out --{option}")
+        if self.engine != "auto":
+            raise InputError(f"{self.model} is an exported model, which has its own engine; leave out --engine")
+        return ExportedEmbedder(open_exported(str(self.model)))
+
+    def with_engine(
+        self, model: Embedder | ExportedEmbedder, num_images: int | None = None
+    ) -> Embedder | ExportedEmbedder:
+        """The embedder by the engine of the options; see :func:`~vicinal.export.exported_embedder.with_engine`."""
+        from vicinal.export.exported_embedder import ExportedEmbedder, with_engine
+        from vicinal.models.execution import usable_device
+
+        if isinstance(model, ExportedEmbedder):
+            return model
+        obstacle = None
+        if self.scales is not None:
+            obstacle = "images are embedded at several scales"
+        elif model.transform.longest is not None:
+            obstacle = "the model embeds whole images"
+        elif self.used_precision != "32":
+            obstacle = f"precision is {self.used_precision}, and other engines compute in float32"
+        return with_engine(model, self.engine, usable_device(self.device), num_images, obstacle)
+
+    @cached_property
+    def postprocessing(self) -> Postprocessing:
+        """The steps after the model."""
+        from vicinal.retrieval.whitening import PCAWhitening
+        from vicinal.workflows.embedded_table import Postprocessing
+
+        return Postprocessing(None if self.whitening is None else PCAWhitening.load(self.whitening), self.dim)
+
+    @property
+    def used_precision(self) -> UsedPrecision:
+        """The precision of the options, or what `auto` stands for; 32 for an exported model, which has its own."""
+        from vicinal.export.exported_embedder import is_exported
+        from vicinal.models.execution import usable_device, used_precision
+
+        if self.precision == "auto" and self.model is not None and is_exported(self.model):
+            return "32"
+        return used_precision(self.precision, usable_device(self.device))
+
+    def transform_for(self, model: Embedder | ExportedEmbedder) -> ImageTransform:
+        """The transform of images for a model: its own, or that of whole images."""
+        from vicinal.models.multi_scale import whole_image_transform
+
+        return model.transform if self.max_size is None else whole_image_transform(model.transform, self.max_size)
+
+    @property
+    def image_steps(self) -> tuple[str, ...]:
+        """The options that change embeddings of the model, as one name."""
+        if self.scales is None:
+            return ()
+        return (f"scales {' '.join(f'{scale:g}' for scale in self.scales)}, max_size {self.max_size}",)
 
 
 def backbone_name(model: str) -> str | None:
@@ -48,7 +194,7 @@ def load_model(
         weights: a file of weights for an untrained backbone; None: the published ones.
 
     Raises:
-        InputError: there is no such model, it is damaged, or `pooling` or `weights` are given for one that has its own.
+        InputError: the model is missing or damaged, or `pooling` or `weights` are given for one that has its own.
     """
     backbone = backbone_name(path)
     if backbone is not None:
@@ -57,6 +203,8 @@ def load_model(
     for name, value in (("pooling", pooling), ("weights", weights)):
         if value is not None:
             raise InputError(f"{path} has its own {name}; {name} is for backbones, such as --model timm/resnet50")
+    from vicinal.workflows.source import Source
+
     source, run = Source(path), RunFolder(Path(path))
     source.check_not_refiner_run()
     if source.kind == "run" and not run.model.is_dir() and run.best.is_file():
@@ -85,9 +233,9 @@ def check_backbone(model: str) -> None:
 
 
 def _load_backbone(model: str, name: str, pooling: PoolingName | None, weights: str | None) -> Embedder:
+    from vicinal.models.backbones import default_pooling
     from vicinal.models.downloads import DownloadError
     from vicinal.models.embedder import Embedder
-    from vicinal.models.initialization_table import default_pooling
 
     pretrained = True if weights is None else weights
     try:
@@ -104,7 +252,7 @@ def load_refiner(path: str) -> ContextRefiner:
     """Load a context refiner's model folder, that of the run folder it was trained in, or one of the Hugging Face Hub.
 
     Raises:
-        InputError: there is no such refiner, it is damaged, or it is another kind of model.
+        InputError: the refiner does not exist, is damaged, or is another kind of model.
     """
     run = RunFolder(Path(path))
     if run.recipe.is_file() and not run.model.is_dir():
@@ -112,24 +260,9 @@ def load_refiner(path: str) -> ContextRefiner:
             f"{path} has no finished refiner: its run is not finished, or did not improve the scores; "
             f"continue it with: {run.resume_command('refine')}"
         )
+    from vicinal.models.refiner import ContextRefiner
+
     return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
-
-
-def usable_device(name: str | None) -> str:
-    """Return the device if this machine has it; None is a GPU where there is one, else the CPU.
-
-    Raises:
-        InputError: this machine has no such device.
-    """
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        is_without_values = torch.empty(0, device=name).is_meta
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
-    if is_without_values:
-        raise InputError(f"device {name} holds no values; use a device that computes, such as cpu or cuda")
-    return name
 
 
 PREFIX = "embedder."  # of the embedder's part of a checkpoint

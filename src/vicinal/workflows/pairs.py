@@ -68,7 +68,7 @@ class PairList:
             InputError: the list names rows instead of files.
         """
         if self._has_row_numbers():
-            raise InputError(f"{self.path} names rows by number; say of which embeddings: give a source")
+            raise InputError(f"{self.path} names rows by number; give the source of the embeddings")
         paths = pd.unique(pd.concat([self.frame["a"], self.frame["b"]]))
         return Table(pd.DataFrame({"path": [str(self._full(path)) for path in paths]}))
 

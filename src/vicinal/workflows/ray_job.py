@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches
+from vicinal.data.batches.image_dataset import EmbeddedBatch, ImageDataset, PixelBatches
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.shard_manifest import ShardManifest
@@ -55,7 +54,7 @@ def ray_cluster(address: str) -> Iterator[Any]:
         The module `ray`.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster at the address.
+        InputError: Ray is not installed, or no cluster is at the address.
     """
     check_address(address)
     if address == LOCAL:
@@ -127,7 +126,7 @@ def embed_on_ray(
     Tasks read the images, one batch each, and actors hold the model: one per GPU, or without GPUs as many as the CPUs
     have room for with the threads of PyTorch in this process. This process writes the parts. It can be interrupted or
     killed, and goes on at the last part if it is started again, with or without Ray. A worker that dies is replaced
-    and its batch repeated; an image whose reading kills the worker again and again is left out like one that is
+    and its batch repeated; an image whose reading kills the worker repeatedly is left out like one that is
     unreadable.
 
     All machines must have Vicinal installed, and see the images and the model at the same place.
@@ -147,7 +146,7 @@ def embed_on_ray(
         The manifest of the complete shard.
 
     Raises:
-        InputError: There is no cluster, its machines differ, or as of :func:`embed_shard`.
+        InputError: The cluster does not exist, its machines differ, or as of :func:`embed_shard`.
         OSError: A file cannot be written, or the job fails on the cluster.
     """
     if reader.device is not None and reader.device.startswith("cuda:"):
@@ -271,7 +270,7 @@ class Attempts:
         return self._begun[what]
 
     def end(self, what: list[tuple[str, int]]) -> None:
-        """Forget what was done."""
+        """Forget a finished task."""
         for each in what:
             self._begun.pop(each, None)
 
@@ -329,7 +328,7 @@ def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
 
 
 def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) -> dict[int, str]:
-    """The errors of images whose reading ended the process again and again; the others are read one by one."""
+    """The errors of images whose reading ended the process repeatedly; the others are read one by one."""
     import ray
 
     deadly = {}
@@ -391,7 +390,7 @@ class EmbedBlock:
         return EmbeddedBatch(first_row, vectors, errors, engine_name(self._embed.engine))
 
     def _cannot_finish(self, first_row: int) -> bool:
-        """Whether the process died of this batch again and again. Only one that was restarted waits to know."""
+        """Whether the process died of this batch repeatedly. Only one that was restarted waits to know."""
         import ray
 
         attempt = self._attempts.begin.remote(("embedding", first_row))

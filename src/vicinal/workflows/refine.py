@@ -17,6 +17,7 @@ import torch
 from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.splits import shared_classes, splits_by_fraction
+from vicinal.models.execution import usable_device
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
 from vicinal.training.divided_work import divided_rows, embed_rows
 from vicinal.training.processes import MIN_CPU_PROCESSES, killing_children, start_worker
@@ -29,7 +30,7 @@ from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppe
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.embedding_reader import EmbeddingReader
-from vicinal.workflows.models import load_model, usable_device
+from vicinal.workflows.models import load_model
 from vicinal.workflows.source import Source
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a recipe
@@ -86,7 +87,7 @@ def resume_refiner(
         allow_imports: packages whose classes the run's recipe may name, as for :meth:`RefinerRecipe.load`.
 
     Raises:
-        InputError: there is no run, or it has another recipe. Other errors are those of :func:`train_refiner`.
+        InputError: the folder has no run, or its recipe differs. Other errors are those of :func:`train_refiner`.
     """
     run = RunFolder(Path(out))
     if recipe is not None and not run.recipe.exists():

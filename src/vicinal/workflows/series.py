@@ -46,7 +46,7 @@ def series_fraction(embedded: EmbeddedTable) -> tuple[float, float] | None:
     Files are those of one class, in the order of the numbers in their names.
 
     Returns:
-        The fraction, and what it would be by chance; None with groups, without labels or paths, or with few queries.
+        The fraction, and its value by chance; None with groups, without labels or paths, or with few queries.
     """
     table = embedded.table
     if table.has("group") or not (table.has("label") and table.has("path")):

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.batches.pixel_batches import EmbeddedBatch, PixelBatches, map_pixels
+from vicinal.data.batches.image_dataset import EmbeddedBatch, ImageDataset, PixelBatches, map_pixels
 from vicinal.data.embedding_files import save_embeddings
 from vicinal.data.embedding_shards import check_together, read_part
 from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests

@@ -75,13 +75,10 @@ class Source:
 
             if is_engine_url(self.name):
                 return "index"
-        run = RunFolder(Path(self.name))
-        if run.recipe.is_file():
-            return "refiner run" if run.embeddings.is_file() else "run"
-        if self.name.endswith(".npy") or _has_embeddings(self.name) or holds_shards(self.name):
-            return "embeddings"
-        if (kind := _saved_kind(self.name)) is not None:
+        if Path(self.name).is_dir() and (kind := _kind_of_folder(self.name)) is not None:
             return kind
+        if self.name.endswith(".npy") or _has_embeddings(self.name):
+            return "embeddings"
         from vicinal.data.images.formats import is_image_file
 
         return "image" if is_image_file(self.name) and Path(self.name).is_file() else "images"
@@ -138,7 +135,7 @@ class Source:
         """Raise InputError if there is a file of labels, and it is not a file of embeddings."""
         if self.labels is not None and self.kind != "embeddings":
             if self.name.endswith(".parquet"):
-                check_regular_file(self.name)  # nobody has looked into a pipe
+                check_regular_file(self.name)  # a pipe has not been read
             raise InputError(f"--labels is for files of embeddings, and {self.name} is not one; leave it out")
 
     def check_not_refiner_run(self) -> None:
@@ -183,19 +180,29 @@ def _has_embeddings(path: str) -> bool:
         return False  # reading it as a table raises the error
 
 
-def _saved_kind(folder: str) -> Literal["index", "embedder"] | None:
-    """The kind of a folder that Vicinal saved; None for any other path."""
+def _kind_of_folder(folder: str) -> SourceKind | None:
+    """The kind of a folder that Vicinal wrote; None for any other."""
+    run = RunFolder(Path(folder))
+    if run.recipe.is_file():
+        return "refiner run" if run.embeddings.is_file() else "run"
     if Path(folder, INDEX_FILE).is_file():
         return "index"
+    if _holds_embedder(folder):
+        return "embedder"
+    return "embeddings" if holds_shards(folder) else None
+
+
+def _holds_embedder(folder: str) -> bool:
+    """Whether a folder holds a saved embedder, by its configuration."""
     try:
         config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None
+        return False
     if not isinstance(config, dict) or "format" not in config:
-        return None
+        return False
     from vicinal.models.model_folder import EMBEDDER
 
-    return "embedder" if config["format"] == EMBEDDER.name else None
+    return bool(config["format"] == EMBEDDER.name)
 
 
 def data_settings_of_run(run: RunFolder) -> Mapping[str, Any]:

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.batches.image_dataset import NoReadableImageError
-from vicinal.data.boxes import row_boxes
 from vicinal.data.column_kinds import merged_kinds
+from vicinal.data.columns import row_boxes
 from vicinal.data.table import Table
 from vicinal.retrieval.index.database import TIMEOUT, Database
 from vicinal.retrieval.index.index import Index
@@ -189,7 +189,7 @@ def _is_same(path: str, facts: Sequence[Any]) -> bool:
             return False
         return bool(status.st_mtime_ns == time) or file_digest(path) == digest
     except OSError:
-        return True  # there is nothing to embed anew
+        return True  # there is nothing to embed
 
 
 def sync_index(
@@ -255,7 +255,7 @@ def sync_index(
             exists = True
             continue
         with Index.open(folder, timeout) as index:
-            upsert(index, embedded)  # in place of what has changed, or was added by another process meanwhile
+            upsert(index, embedded)  # in place of changed images, or of those that another process added
         if start + block_size < len(rows):
             log(f"saved {start + block_size:,} of {len(rows):,} images to embed")
     return replace(changes, num_unreadable=num_unreadable)

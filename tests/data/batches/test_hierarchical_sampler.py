@@ -113,6 +113,7 @@ def test_sub_batches_are_in_proportion_to_the_images_of_a_coarse_class() -> None
     assert sorted(chain(*sampler)) == list(range(400))  # the whole dataset is laid out, each image once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "coarse_classes_per_batch"),
     [

@@ -13,9 +13,9 @@ from tests.conftest import draw_noise
 from tests.pretend_device import is_on_device, on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
 from vicinal.data.batches import train_batches
-from vicinal.data.batches.image_dataset import seeded
 from vicinal.data.batches.train_batches import Part, TrainImages
 from vicinal.data.images.image_ops import normalized
+from vicinal.utils.seeds import seeded
 
 TRANSFORM = ImageTransform(size=12, color_jitter=0.3, rotation=10.0)
 PLAN = [[0, 1, 2, 3, 4], [5, 6], [6, 5, 4, 3, 2, 1, 0], [0]]

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.batches.pixel_batches import PixelBatches, row_batches
+from vicinal.data.batches.image_dataset import PixelBatches, row_batches
 from vicinal.data.batches.train_batches import TrainImages, WholeTrainBatches, train_batches
 from vicinal.data.images.image_ops import Normalize
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, prepare_table
+from vicinal.data.benchmarks.cache import check_unchanged, prepare_folder, prepare_table
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder, changed_file
 
 
 def write(folder: Path) -> pd.DataFrame:
@@ -53,9 +56,29 @@ def test_a_damaged_table_is_written_again(tmp_path: Path, damage: str, name: str
     assert sorted(path.name for path in (tmp_path / "set").iterdir())[-1] == "table.csv"
 
 
-def test_digests_name_files_of_their_folder_alone(tmp_path: Path) -> None:
+def write_below(folder: Path) -> pd.DataFrame:
+    (folder / "owl").mkdir()
+    (folder / "owl" / "a.png").write_bytes(b"pixels")
+    return pd.DataFrame({"path": ["owl/a.png"], "label": [3]})
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "random", "deleted"])
+def test_a_damaged_image_is_named_and_written_again(tmp_path: Path, damage: str, capsys) -> None:
+    (image,) = prepare_table(tmp_path / "set", write_below).paths
+    DAMAGE[damage](Path(image))
+    with pytest.raises(InputError, match=r"owl/a.png has changed or is damaged; delete the folder \S+/set, which is"):
+        check_unchanged(tmp_path / "set")
+    prepare_table(tmp_path / "set", write_below)
+    assert Path(image).read_bytes() == b"pixels"
+    assert f"{image} has changed or is damaged\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "a/../../outside"])
+def test_digests_name_files_of_their_folder_alone(tmp_path: Path, name: str) -> None:
     prepare_table(tmp_path / "set", write)
-    (tmp_path / "set" / "digests.json").write_text('{"/dev/zero": "0"}')
+    (tmp_path / "outside").write_bytes(b"")
+    (tmp_path / "set" / "digests.json").write_text(json.dumps({name: hashlib.sha256(b"").hexdigest()}))
+    assert changed_file(tmp_path / "set") == tmp_path / "set" / "digests.json"
     assert len(prepare_table(tmp_path / "set", write)) == 1
 
 

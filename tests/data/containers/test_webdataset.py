@@ -109,7 +109,7 @@ def test_nothing_is_unpacked_under_its_own_name(tmp_path: Path) -> None:
         ({"a.png": encoded(0), "a.json": b"[" * 4000}, "sample 'a': not JSON ("),
         ({"a.png": encoded(0), "a.json": b"[1]"}, "sample 'a': the JSON is not a mapping of names to values"),
         ({"a.png": encoded(0), "a.json": b'{"label": [1]}'}, "row 0: label is [1]; a label is text or a 64-bit"),
-        ({"a.txt": b"no image", "a.cls": b"1"}, "no images; there are 1 samples without one"),
+        ({"a.txt": b"no image", "a.cls": b"1"}, "no images; 1 samples without one"),
     ],
 )
 def test_hostile_and_broken_shards(

@@ -14,7 +14,8 @@ from PIL import Image, ImageCms
 
 from tests.data.images.profiles import ADOBE_TO_D50, adobe_rgb
 from vicinal.data import convert_image, is_image_file, read_image
-from vicinal.data.images import decoding
+from vicinal.data.images import colors
+from vicinal.data.images.decoding import EncodedJpeg, open_image
 from vicinal.utils.errors import InputError
 
 
@@ -101,7 +102,7 @@ def test_strips_of_rows_give_the_same_pixels(tmp_path: Path, kind: type, monkeyp
     values = np.random.default_rng(0).integers(0, 60_000, (23, 7)).astype(kind)
     path = saved(Image.fromarray(values), tmp_path / "a.tif")
     whole = pixels(path, 1)
-    monkeypatch.setattr(decoding, "STRIP_PIXELS", 20)
+    monkeypatch.setattr(colors, "STRIP_PIXELS", 20)
     assert np.array_equal(pixels(path, 1), whole)
     assert np.abs(whole - values / 65535 * 255).max() <= 0.5
 
@@ -269,8 +270,8 @@ def test_colors_of_other_profiles_become_those_of_srgb(tmp_path: Path) -> None:
         assert np.abs(pixels(path) - expected).max() <= 2, name
     flat = np.full((16, 16, 3), (40, 200, 90), np.uint8)
     path = saved(Image.fromarray(flat), tmp_path / "e.jpg", icc_profile=adobe_rgb(), quality=100)
-    with decoding.open_image(path) as jpeg:
-        assert isinstance(jpeg, decoding.EncodedJpeg)
+    with open_image(path) as jpeg:
+        assert isinstance(jpeg, EncodedJpeg)
         assert np.abs(jpeg.pixels().astype(int) - _srgb_of_adobe(flat)).max() <= 3
 
 

@@ -14,12 +14,12 @@ import torch
 from PIL import ExifTags, Image
 
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches, read_image
-from vicinal.data.batches.image_dataset import seeded
-from vicinal.data.batches.pixel_batches import PixelBatches, all_readable
+from vicinal.data.batches.image_dataset import PixelBatches, all_readable
 from vicinal.data.images import decoding
 from vicinal.data.images.decoding import EncodedJpeg, decode_pixels, open_image
 from vicinal.data.images.image_ops import resized_crop
 from vicinal.utils.errors import InputError
+from vicinal.utils.seeds import seeded
 
 GRAY_LEVELS = ImageTransform(size=64, mean=(0.0,) * 3, std=(1 / 255,) * 3)
 UNREDUCED, SMALL, LARGE = (100, 75), (403, 301), (1207, 901)  # reduced by 1, by 2 and by 4 in tests

@@ -98,6 +98,7 @@ def test_seeds_and_what_stays() -> None:
     assert (first.centers - weights).abs().max() < 0.03  # its own centers, 19 steps on
 
 
+@pytest.mark.slow
 def test_angles_within_classes_are_narrower_than_under_cross_entropy() -> None:
     """Early in training already, by far: 22 degrees against 37."""
     entropy, contrastive = (spread(digit_embedding(loss, epochs=10)) for loss in (CrossEntropyLoss(), CCL))
@@ -163,6 +164,7 @@ def test_histogram_is_of_angles_and_classes() -> None:
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[CenterBasedLoss, int, int, bool]] = []
 

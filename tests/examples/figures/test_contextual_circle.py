@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -67,6 +68,7 @@ def test_the_curve_is_the_losses_own() -> None:
     )
 
 
+@pytest.mark.slow
 def test_seed_and_state() -> None:
     loss = MarginLoss(miner=DistanceWeightedMiner())
     state = copy.deepcopy(loss.state_dict())

@@ -53,6 +53,7 @@ def test_a_loss_that_weighs_nothing_is_a_flat_line(tmp_path: Path, monkeypatch: 
     assert set(shown["positive pair"][1]) == set(shown["negative pair"][1]) == {0}
 
 
+@pytest.mark.slow
 def test_the_losses_of_the_figure_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_weights, "SIMILARITIES", torch.tensor([-0.5, 0.1, 0.7], dtype=torch.float64))
     weight_curves(pair_weights.LOSSES, tmp_path / "all.png")

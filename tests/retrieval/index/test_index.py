@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import faiss
@@ -11,7 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.damage import flipped, refusal
 from vicinal.data.table import Table
+from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval import UnitVectors, top_k
 from vicinal.retrieval.index import faiss_engine
 from vicinal.retrieval.index.database import FILE
@@ -71,6 +75,7 @@ def build(name: str, many: np.ndarray) -> Index:
     return Index.build(many[:2000], table(2000), kind, rescore=0 if is_approximate else None)
 
 
+@pytest.mark.slow
 def test_other_libraries_may_patch_faiss() -> None:
     script = (
         "import faiss.contrib.torch_utils, numpy as np, pandas as pd\n"
@@ -370,6 +375,24 @@ def test_damage_is_reported(tmp_path) -> None:
     (folder / FILE).write_bytes(b"not SQLite" * 1000)
     with pytest.raises(InputError, match="damaged"):
         Index.load(folder)
+
+
+@pytest.mark.parametrize("is_refined", [False, True])
+def test_a_flipped_bit_of_an_added_vector_is_reported(tmp_path, is_refined: bool) -> None:
+    refiner = ContextRefiner(dim=8, num_heads=2) if is_refined else None
+    Index.build(unit(4), table(4), refiner=refiner).save(tmp_path)
+    Index.load(tmp_path).add(unit(4)[:2], table(2), refiner)
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        for column in ("vector", "unrefined") if is_refined else ("vector",):
+            ((blob,),) = connection.execute(f"SELECT {column} FROM changes WHERE id = 5")
+            for content in (flipped(blob, 2), blob):
+                connection.execute(f"UPDATE changes SET {column} = ? WHERE id = 5", [content])
+                connection.commit()
+                message = refusal(lambda: Index.load(tmp_path).vectors())
+                assert message == (
+                    None if content == blob
+                    else f"{tmp_path}: the index is damaged (the vector of image 5); build it again"
+                )  # fmt: skip
 
 
 def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import faiss
@@ -20,6 +21,7 @@ from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import Index, search_images
 from vicinal.retrieval.index import database
+from vicinal.retrieval.index.database import Database
 from vicinal.retrieval.index.index_state import IndexState, delete_unused
 from vicinal.utils.errors import InputError
 
@@ -114,19 +116,66 @@ def add_to(folder: Path, timeout: float) -> None:
         index.add(vectors(0), table("0"))
 
 
+def jump(folder: Path, days: int) -> None:
+    """Let all vector files look as if the clock had jumped since they were written."""
+    for path in [*folder.glob("vectors-*"), *folder.glob("originals-*")]:
+        with suppress(FileNotFoundError):  # another process has just deleted it
+            then = path.stat().st_mtime - days * 86_400
+            os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+@pytest.mark.parametrize("kind", ["exact", "sq8"])
+def test_an_index_is_saved_while_the_clock_jumps(tmp_path, monkeypatch, kind: str, days: int) -> None:
+    Index.build(vectors(99), table("first")).save(tmp_path)
+    other, write, written = Index.load(tmp_path), Database.write_to, []
+
+    def write_late(*arguments):
+        if not written:
+            jump(tmp_path, days)
+            delete_unused(other.state.database, tmp_path)
+        written.append(write(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr(Database, "write_to", write_late)
+    Index.build(vectors(5), table("new"), kind, folder=tmp_path, overwrite=True)
+    assert written == [False, True]
+    index = Index.load(tmp_path)
+    assert index.lookup(index.search(vectors(5), 1).ids.ravel())["path"].tolist() == table("new").paths
+    assert len(other) == SIZE  # it sees the new one
+    assert len(list(tmp_path.glob("vectors-*"))) == 1
+
+
+def test_writers_lose_nothing_while_the_clock_jumps_all_the_time(tmp_path) -> None:
+    folder = tmp_path / "index"
+    Index.build(vectors(99), table("first")).save(folder)
+
+    def write(numbers: range) -> None:
+        for number in numbers:
+            add_by_python(folder, number)
+            Index.load(folder).state.fold()
+            jump(folder, 1 if number % 2 else -1)
+
+    finish(*(start(write, range(first, first + 8)) for first in (0, 8)))
+    index = Index.load(folder)
+    paths = [path for name in ("first", *range(16)) for path in table(str(name)).paths]
+    assert sorted(index.lookup(index.metadata.ids)["path"]) == sorted(paths)
+    for number in range(16):
+        found = index.search(vectors(number), 1)
+        assert index.lookup(found.ids.ravel())["path"].tolist() == table(str(number)).paths
+        assert found.scores.min() > 0.999
+
+
 @pytest.mark.parametrize("days", [-1, 1])
 def test_a_clock_that_jumps_costs_no_file_of_another_process(tmp_path, monkeypatch, days: int) -> None:
     Index.build(vectors(99), table("first")).save(tmp_path)
     add_by_python(tmp_path, 0)
     one, other, write = Index.load(tmp_path), Index.load(tmp_path), IndexState.write_files
-    then = time.time() + days * 86_400
 
     def write_slowly(state, *arguments):
         names = write(state, *arguments)
-        with monkeypatch.context() as patch:
-            patch.setattr(IndexState, "write_files", write)
-            patch.setattr(time, "time", lambda: then)
-            delete_unused(other.state.database, tmp_path)  # as after another fold; it takes them for a killed one's
+        jump(tmp_path, days)
+        delete_unused(other.state.database, tmp_path)  # as after another fold; it takes them for a killed one's
         return names
 
     monkeypatch.setattr(IndexState, "write_files", write_slowly)

@@ -76,4 +76,4 @@ def test_bad_urls_are_refused_at_once(
 
 def test_a_missing_index(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", "list", server.url("nothing")]) == 2
-    assert "there is no index; build one with `vicinal index build`" in capsys.readouterr().err
+    assert "no such index; build one with `vicinal index build`" in capsys.readouterr().err

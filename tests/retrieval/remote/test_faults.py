@@ -100,7 +100,7 @@ def test_an_interrupted_build_goes_on_and_leaves_nothing_of_other_images(
         message = str(raised.value)
         assert 50 <= int(message.partition(" of 400 images were written before")[0].rpartition(" ")[2]) < ROWS
         assert "repeat the call, it goes on from there" in message
-        with pytest.raises(InputError, match="there is no index"):
+        with pytest.raises(InputError, match="no such index"):
             Index.load(direct)  # none that is half finished
         proxy.is_down = False
         written = count_written(monkeypatch)
@@ -188,7 +188,10 @@ class Killed(BaseException):
     """The process ends here: nothing that it does later reaches the server."""
 
 
-STEPS = ("create_collection", "upsert", "delete", "flush", "drop_collection", "rename_collection", "load_collection")
+STEPS = (
+    "create_collection", "upsert", "delete", "flush", "drop_collection", "rename_collection", "load_collection",
+    "create_alias", "alter_alias",
+)  # fmt: skip
 
 
 @contextmanager
@@ -237,32 +240,70 @@ def test_a_killed_build_leaves_the_old_index_or_the_new_one(milvus: Server) -> N
         with killed(step):
             RemoteIndex.build(vectors, table, url, overwrite=True, model_fingerprint="new").close()
             was_built = True
-        if RemoteIndex.exists(url):
-            with RemoteIndex.connect(url) as index:
-                expected = old if index.model_fingerprint == "old" else vectors
-                found, frame = index.contents()
-                rows = [table.paths.index(path) for path in frame["path"]]
-                unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-                np.testing.assert_allclose(found, unit[rows], atol=1e-6, err_msg=f"step {step}")
-                assert len(found) == 40
+        with RemoteIndex.connect(url) as index:
+            expected = old if index.model_fingerprint == "old" else vectors
+            found, frame = index.contents()
+            rows = [table.paths.index(path) for path in frame["path"]]
+            unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+            np.testing.assert_allclose(found, unit[rows], atol=1e-6, err_msg=f"step {step}")
+            assert len(found) == 40
         RemoteIndex.build(old, few, url, overwrite=True, model_fingerprint="old").close()
         step += 1
     assert step > 12
 
 
-def test_a_lost_answer_to_the_renaming_loses_no_facts(milvus: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["rename_collection", "load_collection", "alter_alias", "drop_collection"])
+def test_a_lost_answer_while_an_index_is_replaced_loses_nothing(
+    milvus: Server, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     pymilvus = pytest.importorskip("pymilvus")
     vectors, table = images(40)
-    url, rename = milvus.url(unique_table()), pymilvus.MilvusClient.rename_collection
+    url, original, lost = milvus.url(unique_table()), getattr(pymilvus.MilvusClient, step), list[str]()
 
-    def lost(*arguments: Any, **options: Any) -> None:
-        rename(*arguments, **options)
-        raise pymilvus.exceptions.MilvusException(message="<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", code=2)
+    def lose_first(*arguments: Any, **options: Any) -> None:
+        original(*arguments, **options)
+        lost.append(step)
+        if len(lost) == 1:
+            raise pymilvus.exceptions.MilvusException(message="<_MultiThreaded: StatusCode.UNAVAILABLE>", code=2)
 
-    monkeypatch.setattr(pymilvus.MilvusClient, "rename_collection", lost)
-    RemoteIndex.build(vectors, table, url, model_fingerprint="new", timeout=30).close()
+    RemoteIndex.build(vectors[:10], table.take(np.arange(10)), url, model_fingerprint="old").close()
+    monkeypatch.setattr(pymilvus.MilvusClient, step, lose_first)
+    RemoteIndex.build(vectors, table, url, model_fingerprint="new", overwrite=True, timeout=30).close()
+    assert lost
     with RemoteIndex.connect(url) as index:
         assert (len(index), index.model_fingerprint) == (40, "new")
+        assert index.search(vectors[:5], 1).scores.min() > 0.999
+
+
+def test_a_reader_never_misses_an_index_that_is_replaced(milvus: Server) -> None:
+    vectors, table = images(40)
+    url, done, found = milvus.url(unique_table()), threading.Event(), set[int]()
+    RemoteIndex.build(vectors[:10], table.take(np.arange(10)), url).close()
+
+    def read() -> None:
+        while not done.is_set():
+            with RemoteIndex.connect(url) as index:
+                found.add(len(index))
+                assert index.search(vectors[:5], 1).scores.min() > 0.999
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for number in range(6):
+            rows = np.arange(40 if number % 2 else 10)
+            RemoteIndex.build(vectors[rows], table.take(rows), url, overwrite=True).close()
+        done.set()
+        for reader in readers:
+            reader.result()
+    assert found == {10, 40}
+
+
+def test_a_collection_that_is_not_an_index_is_left_alone(milvus: Server) -> None:
+    pymilvus, name = pytest.importorskip("pymilvus"), unique_table()
+    client = pymilvus.MilvusClient(uri=milvus.url("").replace("milvus", "http").rstrip("/"))
+    client.create_collection(name, dimension=4)
+    with pytest.raises(InputError, match="is a collection, not an index of this version; drop it, or name another"):
+        RemoteIndex.build(*images(4), milvus.url(name), overwrite=True)
+    assert client.has_collection(name)
 
 
 def test_a_killed_sync_goes_on(milvus: Server, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_what_cannot_be_extended(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             RecipeFile.read(tmp_path / f"{name}.yaml")
     for text, message in (
-        ("extends: nowhere.yaml", r"own\.yaml:1: extends nowhere\.yaml, but there is no file .*/nowhere\.yaml"),
-        ("extends: /dev/zero", r"own\.yaml:1: extends /dev/zero, but there is no file /dev/zero"),
+        ("extends: nowhere.yaml", r"own\.yaml:1: extends nowhere\.yaml, but .*/nowhere\.yaml does not exist"),
+        ("extends: /dev/zero", r"own\.yaml:1: extends /dev/zero, but /dev/zero does not exist"),
         ("extends: {a: 1}", r"own\.yaml:1: extends must be the path of a recipe or a list of them"),
         ("extends: [3]", r"own\.yaml:1: extends must be"),
     ):

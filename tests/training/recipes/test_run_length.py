@@ -64,7 +64,7 @@ def test_epochs_that_end_before_the_steps_are_mentioned(
     run = train(Recipe.load(overrides=[*small, "--epochs=1", "--max_steps=50"]), tmp_path / "run")
     assert len(pd.read_csv(run.log)) == 3
     text = capsys.readouterr().err
-    assert "epochs = 1 ends the run at step 3, before max_steps = 50; epochs: null sets no such limit" in text
+    assert "epochs = 1 ends the run at step 3, before max_steps = 50; epochs: null removes this limit" in text
     assert "\nepoch 1/1, step 3/50: loss" in text
 
 

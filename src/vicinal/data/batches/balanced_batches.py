@@ -1,6 +1,6 @@
-"""How class-balanced batches are drawn: how often each class comes, in which batches, and with which images.
+"""Drawing class-balanced batches: the number of groups of each class, their batches and their images.
 
-Three ways to draw the classes have the same arguments and result, :data:`DRAWS` by name.
+Three functions draw the classes, with the same arguments and result: :data:`DRAWS` by name.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def exhaustive_batches(
 
     The classes are put in random order. Each batch takes a group of the first classes in this order that have groups
     left, so a class comes to one batch after the other until it is exhausted. The batches are then put in random order.
-    What is left of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
+    The rest of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
     few for a batch.
 
     Args:
@@ -143,7 +143,7 @@ def _whole_groups(rows: Integers, samples_per_class: int) -> Integers:
 def draw_quotas(sizes: Integers, limits: Integers, total: int, rng: np.random.Generator) -> Integers:
     """Divide `total` among items in proportion to their sizes, but give none more than its limit.
 
-    What exceeds a limit is divided among the others.
+    The excess over a limit is divided among the others.
 
     Args:
         sizes: The size of each item, positive.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vicinal.data.batches.image_dataset import Batch, ImageDataset, seeded
+from vicinal.data.batches.image_dataset import Batch, ImageDataset
 from vicinal.data.images.augmentation import create_sampler
 from vicinal.data.images.image_ops import build_crop_transform, without_normalization
+from vicinal.utils.seeds import seeded
 
 PART_SIZE = 128
 """Images that a process loads at a time. All processes load a larger batch together, and what they read ahead does not
@@ -74,7 +75,7 @@ class TrainBatches(Dataset[Batch]):
 
     An item depends on `seed` and `i` only, not on the process that loads it or on other items. So a run can be resumed
     in the middle of an epoch, and any number of workers gives the same batches. The training loop has them loaded part
-    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of what was loaded.
+    by part: `parts` are the items of a `TrainImages`, and `collate` makes batches of loaded parts.
 
     Args:
         dataset: The images, with labels.
@@ -124,7 +125,7 @@ class TrainBatches(Dataset[Batch]):
         ]
 
     def _joined(self, loaded: Iterator[LoadedImages], number: int) -> tuple[Tensor | list[Tensor], Tensor | None]:
-        """The next images, so many, as one tensor, pinned if the parts are; the memory of each is free once copied."""
+        """The next `number` images as one tensor, pinned if the parts are; the memory of each is free once copied."""
         first = next(loaded)
         if len(first.pixels) == number:
             return first

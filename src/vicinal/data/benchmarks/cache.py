@@ -1,4 +1,4 @@
-"""The folder of benchmark datasets: where each lies, what is written there, and whether a copy is complete."""
+"""The folder of benchmark datasets: the place of each, the files written there, and whether a copy is complete."""
 
 from __future__ import annotations
 
@@ -20,14 +20,9 @@ from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import DIGESTS, matches_digests, replace_folder, write_digests
+from vicinal.utils.files import DIGESTS, cache_folder, changed_file, replace_folder, write_digests
 
 TABLE = "table.csv"
-
-
-def cache_folder(root: str | Path | None = None) -> Path:
-    """The folder of all benchmarks: `root`, else the environment variable VICINAL_DATA, else ~/.cache/vicinal."""
-    return Path(root or os.environ.get("VICINAL_DATA") or Path.home() / ".cache" / "vicinal")
 
 
 def writable_root(root: Path, benchmark: str) -> Path:
@@ -57,15 +52,16 @@ def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
     return Table.from_csv(folder / TABLE)
 
 
-def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> None:
+def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None], recursive: bool = True) -> None:
     """Fill a folder once and atomically, even if several processes call this at the same time or one is killed.
 
-    It is filled again if its files, but not those in folders below, are not what was written.
+    It is filled again if its files have changed.
 
     Args:
         folder: The folder.
         marker: A file or folder in it that exists when it is complete.
         fill: A function that writes the content into the given empty folder.
+        recursive: Whether files in folders below are compared too, each time the benchmark is loaded.
     """
     if _is_whole(folder, marker):
         return
@@ -73,24 +69,24 @@ def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None]) -> N
         if _is_whole(folder, marker):
             return
         if (folder / DIGESTS).exists():
-            log(f"{folder} has changed or is damaged")
+            log(f"{changed_file(folder) or folder / marker} has changed or is damaged")
         elif folder.exists() and any(folder.iterdir()):
             raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
         log(f"preparing {folder}")
         with replace_folder(folder) as new:
             fill(new)
-            write_digests(new)
+            write_digests(new, recursive)
 
 
 def _is_whole(folder: Path, marker: str) -> bool:
     """Whether a folder is complete, and unchanged where it was filled by :func:`prepare_folder`."""
-    return (folder / marker).exists() and (not (folder / DIGESTS).exists() or matches_digests(folder))
+    return (folder / marker).exists() and (not (folder / DIGESTS).exists() or changed_file(folder) is None)
 
 
 def check_unchanged(folder: Path) -> None:
-    """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files are not what was written."""
-    if (folder / DIGESTS).exists() and not matches_digests(folder):
-        raise InputError(f"{folder}: its files have changed or are damaged; delete this folder, which is made again")
+    """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files have changed."""
+    if (folder / DIGESTS).exists() and (file := changed_file(folder)) is not None:
+        raise InputError(f"{file} has changed or is damaged; delete the folder {folder}, which is made again")
 
 
 def _create(folder: Path) -> Path:

@@ -123,7 +123,7 @@ def _inside(folders: str | Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(path: Path, rows: Sequence[Row], unit: str) -> pd.DataFrame:
-    """The table of annotations: the name of an image, its box and its class. The unit is what a row is called."""
+    """The table of annotations: the name of an image, its box and its class. The unit is the word for a row."""
     check_distinct(path, rows, unit)
     where = [f"{path}, {unit} {number}" for number, _ in rows]
     labels = [class_number(fields[5], place) for place, (_, fields) in zip(where, rows, strict=True)]

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_table
+from vicinal.data.benchmarks.cache import prepare_table
 from vicinal.data.table import Table
+from vicinal.utils.files import cache_folder
 
 MAX_PIXEL = 16
 

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from vicinal.data.benchmarks.cache import (
-    cache_folder,
     check_complete,
     check_unchanged,
     find_folder,
@@ -16,6 +15,7 @@ from vicinal.data.benchmarks.cache import (
 )
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 ARCHIVE, TABLE = "grocery.zip", "table.csv"
 
@@ -42,7 +42,8 @@ def grocery(root: str | Path | None = None) -> Table:
         unpacked = writable_root(cache_folder(root), "grocery") / "grocery" / "images"
         prepare_folder(unpacked, TABLE, partial(_unpack, folder / ARCHIVE))
         folder = unpacked
-    check_unchanged(folder)
+    else:
+        check_unchanged(folder)
     table = Table.from_csv(folder / TABLE)
     group = [Path(path).name.partition("_")[0] for path in table.paths]
     return check_complete("grocery", Table(table.frame.assign(group=group)), folder)

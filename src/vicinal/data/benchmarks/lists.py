@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vicinal.data.boxes import Box
-from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, is_box
+from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, Box, is_box
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
 
@@ -29,7 +28,7 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, sep
         num_fields: The number of fields in the first lines, one after another; the last number is that of all further
             lines too.
         num_headers: The number of lines before the first image; at least one image must follow.
-        separator: What is between two fields; by default any number of spaces.
+        separator: The separator of fields; by default any number of spaces.
     """
     check_regular_file(path)
     try:
@@ -54,7 +53,7 @@ def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
     Args:
         path: The file, for messages.
         rows: Its lines.
-        unit: What a line is called.
+        unit: The word for a line.
     """
     first: dict[str, int] = {}
     for number, (name, *_) in rows:
@@ -68,7 +67,7 @@ def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) 
     Args:
         path: The file.
         num_fields: The number of fields in each line, with the id.
-        ids: Which must be there.
+        ids: The ids that must occur.
     """
     rows = read_list(path, (num_fields,))
     check_distinct(path, rows)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
-from vicinal.data.benchmarks.cache import cache_folder, check_counts, find_folder, prepare_table, writable_root
+from vicinal.data.benchmarks.cache import check_counts, find_folder, prepare_table, writable_root
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import check_regular_file
+from vicinal.utils.files import cache_folder, check_regular_file
 
 UNSIGNED_BYTE = 8  # the code of the type in the header
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder, unpack_zip, writable_root
+from vicinal.data.benchmarks.cache import check_unchanged, prepare_folder, unpack_zip, writable_root
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 # The folder of each part, and the archives that hold it, the most complete first.
 PARTS = {
@@ -51,6 +52,8 @@ def _part(name: str, source: Path, cache: Path) -> Path:
         extracted = cache / Path(archive).stem
         if (source / archive).is_file():
             prepare_folder(extracted, name, partial(_extract, source / archive, name=name))
+        else:
+            check_unchanged(extracted)
         if (extracted / name).is_dir():
             return extracted / name
     raise InputError(

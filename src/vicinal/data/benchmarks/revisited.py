@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, check_images, find_folder, prepare_folder, writable_root
+from vicinal.data.benchmarks.cache import check_images, find_folder, prepare_folder, writable_root
 from vicinal.data.benchmarks.lists import check_distinct, read_json, read_list, read_plain_pickle
 from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_number
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}

@@ -193,7 +193,7 @@ class _Dataset:
     """A dataset that is loaded when it is first read.
 
     Args:
-        name: What is read.
+        name: The dataset to read.
         columns: The columns that the user names.
     """
 

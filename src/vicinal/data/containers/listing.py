@@ -1,4 +1,4 @@
-"""Lists of the images of a container, without their bytes: those of some become files where they are needed."""
+"""Lists of the images of a container, without their bytes: images become files only if they are needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.benchmarks.cache import cache_folder, prepare_folder
+from vicinal.data.benchmarks.cache import prepare_folder
 from vicinal.data.columns import validate_frame
 from vicinal.data.images.formats import is_image_file
 from vicinal.data.table import Table
@@ -24,6 +24,7 @@ from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
+from vicinal.utils.files import cache_folder
 
 TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complete", ".scratch"
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image
@@ -162,7 +163,7 @@ def list_images(
         shutil.rmtree(new / SCRATCH, ignore_errors=True)
         write_table(new / TABLE, frame)
 
-    prepare_folder(folder, TABLE, fill)
+    prepare_folder(folder, TABLE, fill, recursive=False)  # images are written later, and may be many
     table = Table.from_parquet(folder / TABLE, label_column=None)
     _check_labels(table.frame, source, columns)  # it may have been written where none were needed
     return ListedImages(table, folder, read, source)
@@ -201,7 +202,7 @@ def _sample_frame(samples: Iterable[Sample], source: str) -> pd.DataFrame:
             frames, rows = [*frames, pd.DataFrame(rows)], []
     frames += [pd.DataFrame(rows)] if rows else []
     if not frames:
-        without = f"; there are {num_without_image:,} samples without one" if num_without_image else ""
+        without = f"; {num_without_image:,} samples without one" if num_without_image else ""
         raise InputError(f"{source}: no images{without}")
     if num_without_image:
         log(f"{source}: left out {num_without_image:,} samples without an image")

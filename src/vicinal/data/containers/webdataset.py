@@ -1,7 +1,7 @@
 """WebDataset shards: tar files in which members of the same name up to the first dot are one sample.
 
 They are read by `tarfile`, not by the library webdataset: that reads members of any size into memory and runs a name
-that begins with `pipe:` as a command, and of what it adds, nothing is needed here.
+that begins with `pipe:` as a command, and nothing else of it is needed here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.threads import thread_pool
 
-MAX_END = 2**20  # bytes after the last member that are looked at; tar fills up to 10 kB, if it is not told otherwise
+MAX_END = 2**20  # bytes after the last member that are read; tar fills up to 10 kB by default
 MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")

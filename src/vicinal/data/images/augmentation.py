@@ -1,7 +1,7 @@
 """Flip and color jitter of a batch of images on any device, with the random numbers that were drawn image by image.
 
 Processes that read images draw the random numbers of the transform for training, in its order, but leave it to the
-device to change the pixels. What is done there to a batch takes as many operations as to one image.
+device to change the pixels. A batch takes as many operations there as one image.
 """
 
 from __future__ import annotations

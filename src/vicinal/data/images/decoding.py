@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.color_profile import profile_transform, to_srgb
+from vicinal.data.columns import Box
+from vicinal.data.images.colors import Bytes, convert_image, profile_transform, to_srgb
 from vicinal.data.images.formats import HEIF_NEEDS, CountedFile, register_heif
 from vicinal.utils.errors import InputError, one_line, raise_if_of_system
 from vicinal.utils.files import check_regular_file
 
 COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
-"""Mode of the image in Pillow and number of channels -> what is asked of the decoder.
+"""Mode of the image in Pillow and number of channels -> pixel format of the decoder.
 
 Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, of which Pillow takes another average.
 """
@@ -66,15 +67,9 @@ def _simplejpeg() -> ModuleType | None:
     return simplejpeg
 
 
-Values: TypeAlias = npt.NDArray[Any]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-ToBytes: TypeAlias = Callable[[Values], Bytes]
-
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
 """The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
 MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
-STRIP_PIXELS = 2**20
-WHITE_UINT16 = 65535
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
 TURNED = range(2, 9)  # orientations of EXIF other than upright
@@ -186,13 +181,17 @@ class EncodedJpeg:
     def pixels(self, max_reduction: float = 1.0) -> Bytes:
         """Decode the file as :meth:`decode` does: the pixels of the image, uint8 `[height, width, channels]`."""
         image = self._image
-        if self._orientation == 1 and self._box is None and profile_transform(image) is None:
+        if self._orientation == 1 and self._box is None and self._is_srgb:
             reduction = self._reduction(max_reduction)
             pixels = decode_pixels(self._path, image.size, image.mode, self._channels, reduction)
             if pixels is not None:
                 return pixels
         pixels = np.array(self.decode(max_reduction))
         return pixels.reshape(*pixels.shape[:2], self._channels)
+
+    @property
+    def _is_srgb(self) -> bool:
+        return "icc_profile" not in self._image.info or profile_transform(self._image) is None
 
     def _reduction(self, max_reduction: float) -> int:
         if self._box is not None:
@@ -270,84 +269,6 @@ def _upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def convert_image(image: Image.Image, channels: int = 3) -> Image.Image:
-    """Convert a PIL image of any mode to RGB or grayscale.
-
-    Transparent images are put on a white background. White is 65,535 in 16-bit grayscale. Files do not state the range
-    of 32-bit grayscale, so white is the smallest value that no pixel exceeds among 65,535 and 2^31 - 1 for integers, or
-    among 1, 255, 65,535 and 2^32 - 1 for floating-point numbers.
-
-    Args:
-        image: An image of any mode that PIL can convert to RGB.
-        channels: 3 for RGB, 1 for grayscale.
-
-    Returns:
-        An image of mode RGB or L; the same object if nothing has to be converted.
-
-    Example:
-        >>> convert_image(Image.new("LA", (1, 1), (0, 0))).getpixel((0, 0))
-        (255, 255, 255)
-    """
-    mode = "L" if channels == 1 else "RGB"
-    if image.mode.startswith("I;16"):
-        image = _in_strips(image, _shades_of_16_bits(image))
-    elif image.mode == "I":
-        image = _in_strips(image, _scaling(image, (WHITE_UINT16, 2.0**31 - 1)))
-    elif image.mode == "F":
-        image = _in_strips(image, _scaling(image, (1.0, 255.0, WHITE_UINT16, 2.0**32 - 1)))
-    elif image.mode == "La":  # PIL can convert premultiplied alpha to LA only
-        image = _on_white(image.convert("LA"))
-    elif image.has_transparency_data:
-        image = _on_white(image)
-    return image if image.mode == mode else image.convert(mode)
-
-
-def _shades_of_16_bits(image: Image.Image) -> ToBytes:
-    shades = np.rint(np.arange(WHITE_UINT16 + 1) * (255 / WHITE_UINT16)).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        shades[transparent : transparent + 1] = 255
-    return lambda values: shades[values]
-
-
-def _scaling(image: Image.Image, whites: tuple[float, ...]) -> ToBytes:
-    """The function from 32-bit values to 8 bits; white is the first of `whites` that no pixel exceeds."""
-    largest = max((_numbers(np.asarray(strip), whites).max() for _, strip in _strips(image)), default=0.0)
-    white = next((white for white in whites if largest <= white), largest)
-    transparent = image.info.get("transparency")
-
-    def scale(values: Values) -> Bytes:
-        numbers = _numbers(values, whites)
-        pixels = np.rint(numbers.clip(0, white) * (255 / white)).astype(np.uint8)
-        pixels[numbers == transparent] = 255
-        return pixels
-
-    return scale
-
-
-def _numbers(values: Values, whites: tuple[float, ...]) -> Values:
-    return np.nan_to_num(values.astype(np.float64), posinf=whites[-1])
-
-
-def _in_strips(image: Image.Image, to_bytes: ToBytes) -> Image.Image:
-    """An image in grayscale of 8 bits. Strips of rows are converted in turn, so that copies stay small."""
-    gray = Image.new("L", image.size)
-    for top, strip in _strips(image):
-        gray.paste(Image.fromarray(to_bytes(np.asarray(strip))), (0, top))
-    return gray
-
-
-def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    height = max(1, STRIP_PIXELS // max(1, image.width))
-    for top in range(0, image.height, height):
-        yield top, image.crop((0, top, image.width, min(top + height, image.height)))
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-
-
 def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
     """The image of a file in at most `size` x `size` pixels.
 
@@ -361,3 +282,30 @@ def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
         picture = crop_to_box(decoded(image, reduction), box, path)
     picture.thumbnail((size, size))
     return picture
+
+
+AnyImage = TypeVar("AnyImage", Image.Image, Image.Image | EncodedJpeg)
+
+
+def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
+    """The part of an image within a bounding box; pixels that are partly inside belong to it.
+
+    Args:
+        image: The upright image, or a JPEG that is not decoded yet.
+        box: Its box, clipped to the image. None: the whole image.
+        path: The file, for messages.
+
+    Example:
+        >>> from PIL import Image
+        >>> crop_to_box(Image.new("L", (9, 9)), (-np.inf, 1.0, 5.5, 6.0), "a.png").size
+        (6, 5)
+    """
+    if box is None:
+        return image
+    width, height = image.size
+    edges = np.clip(box, 0, [width, height, width, height])  # before they are rounded: they may be infinite
+    if not (edges[0] < edges[2] and edges[1] < edges[3]):  # NaN neither
+        given = ", ".join(f"{edge:g}" for edge in box)
+        raise InputError(f"{path}: the bounding box {given} lies outside of the image, {width} x {height}")
+    left, top, right, bottom = edges.tolist()
+    return image.crop((math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)))

@@ -1,4 +1,4 @@
-"""The configuration of how an image becomes the input of a network; it is saved with every model."""
+"""The configuration of the transform from an image to the input of a network; it is saved with every model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Counting what ranks before the positives of queries: on a CPU or a GPU, tile by tile, over processes."""
+"""Counting the rows that rank before the positives of queries: on a CPU or a GPU, tile by tile, over processes."""

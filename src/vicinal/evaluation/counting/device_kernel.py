@@ -16,7 +16,7 @@ from vicinal.utils.devices import block_sizes
 
 
 class Slots(NamedTuple):
-    """The positives of some queries on a device, and what is counted for them; arguments of kernels, in their order.
+    """The positives of some queries on a device, and their counts; arguments of kernels, in their order.
 
     Attributes:
         keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.counting.positives.ranking_keys`.
@@ -100,7 +100,7 @@ def decode(keys, slot, number, first_row):
 
 @triton.jit
 def add_counts(num_before, is_tied, slot, number, before, ties, last, step):
-    """Add what ranks before each of some slots, but not before the slot ahead of it, which for the first is `last`."""
+    """Add the number of scores between each of some slots and the slot before it, which for the first is `last`."""
     is_slot = slot < number
     previous = tl.sum(tl.where(step[None, :] + 1 == step[:, None], before[None, :], 0), 1)
     previous = tl.where(step == 0, last, previous)

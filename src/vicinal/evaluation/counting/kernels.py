@@ -1,4 +1,4 @@
-"""Compiled kernels: they encode and decode the scores of positives, count what ranks before them, and sum up the ranks.
+"""Compiled kernels: they encode and decode the scores of positives, count the scores before them, and sum up the ranks.
 
 Importing this module imports numba; it is imported when counting begins.
 """
@@ -266,7 +266,7 @@ def gather_scores(tile: Floats, left: int, pairs: LabelPairs, scores: Floats) ->
     """Take the scores of the pairs in a tile, whose columns are those from `left` on of `pairs.gallery`."""
     for query in range(len(pairs.queries)):
         offset = pairs.offsets[query]
-        first = pairs.starts[query] - offset  # what the pair of a column is numbered by
+        first = pairs.starts[query] - offset  # the number of the pair in column 0
         end = min(offset + pairs.starts[query + 1] - pairs.starts[query], left + tile.shape[1])
         for column in range(max(offset, left), end):
             scores[first + column] = tile[query, column - left]

@@ -104,7 +104,7 @@ def ranked_positives(
     first = np.concatenate([[0], np.cumsum(relevance.label_counts()[start:stop])])
     counts = np.zeros(stop - start, dtype=np.int64)
     # Memory of PyTorch has ordinary pages. NumPy asks for huge ones, whose first touch costs several times as much in a
-    # virtual machine that hands back what is free.
+    # virtual machine that hands back free memory.
     scores, rows = (torch.empty(int(first[-1]), dtype=dtype).numpy() for dtype in (torch.float32, torch.int32))
     for pairs, pair_scores in _scored_pairs(queries, gallery, relevance, start, stop):
         if increment_scores is not None:
@@ -316,7 +316,7 @@ class Division:
         )
 
     def total(self, num_before: ShortIntegers, is_tied: Booleans) -> TotalCounts:
-        """Add up what the processes have counted."""
+        """Add up the counts of all processes."""
         if self.world_size == 1:
             return TotalCounts(num_before, is_tied)
         tied = distributed.all_reduce_sum(torch.from_numpy(is_tied.astype(np.int32))).numpy() > 0

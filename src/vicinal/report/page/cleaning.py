@@ -1,4 +1,4 @@
-"""The page about the cleaning of a dataset, on which each finding is decided upon."""
+"""The page about the findings in a dataset, on which the user decides about each."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ COUNTED = {"small_class": "Classes of one image", "new_class": "Clusters that ma
 LEADS = {
     "broken": "Files that cannot be read; they have no embedding and are in no other section.",
     "exact_duplicate": "Files of the same content.",
-    "near_duplicate": "Images with similar embeddings and, if there are image files, similar pixels: encoded anew, "
+    "near_duplicate": "Images with similar embeddings and, if there are image files, similar pixels: re-encoded, "
     "resized or cropped. A group is connected by pairs.",
     "label_error": "Images whose neighbors vote for another class as confidently as they do for images of that class "
     "(confident learning), the least confident first. Beside each its nearest neighbors.",

@@ -22,9 +22,7 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.console import counted
 
 SIDE = 10_000  # coordinates are whole numbers from 0 to this
-LEAD = (
-    "The embeddings in two dimensions (t-SNE): what is near here is similar, but distances between groups say little. "
-)
+LEAD = "The embeddings in two dimensions (t-SNE): near points are similar images, distances between groups say little. "
 
 
 def map_section(
@@ -90,19 +88,19 @@ def evaluated_images(table: Table) -> Table:
 
 
 def data_section(evaluated: Table, evaluation: Evaluation, run: Run) -> Section:
-    """Images and classes of what was evaluated and of every split of the run."""
+    """Images and classes of the evaluated table and of every split of the run."""
     part = evaluated_images(evaluated)
     known = [
         ("Protocol", evaluation.protocol),
         ("Queries", f"{evaluation.num_queries:,}"),
         ("Gallery images", f"{evaluation.num_gallery:,}"),
-        ("Queries with nothing to find, not counted", f"{evaluation.num_without_positive:,}"),
+        ("Queries without positives, not counted", f"{evaluation.num_without_positive:,}"),
         ("Positives tied with other images", f"{evaluation.num_ties:,}"),
     ]
     parts: list[object] = [facts(known), statistics_table("What was evaluated", part.statistics())]
     if run.table is not None:
         parts.append(statistics_table("All images of the run", run.table.statistics()))
-    lead = "How many images and classes there are, and how many images a class has."
+    lead = "Numbers of images and classes, and of images per class."
     return section("data", "Data", lead, *parts, sizes_figure(part.class_counts))
 
 

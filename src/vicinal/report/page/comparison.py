@@ -63,13 +63,13 @@ def write_comparison_page(
     """Write a page, as :func:`~vicinal.report.page.write_page` does, that compares several sets with the first one.
 
     The page has the differences of the metrics with their intervals and p-values, the queries that got better and
-    worse with their neighbors in both sets, similarities of pairs, what the models cost, settings that differ, learning
+    worse with their neighbors in both sets, similarities of pairs, costs of the models, settings that differ, learning
     curves on common axes, and the data. Paths are shown without the folder that all of them are in. For a set that was
     not evaluated on the queries and gallery of the first one there are no differences, and the page says why.
 
     Args:
         path: the file; it is replaced as a whole.
-        sets: name -> what is compared, two or more. Queries are the same if their paths are; without paths, if their
+        sets: name -> set to compare, two or more. Queries are the same if their paths are; without paths, if their
             rows and labels are.
         title: of the page.
         results: the metrics of all sets, whose names are the models, with confidence intervals of values and of
@@ -146,7 +146,7 @@ def settings_section(runs: Mapping[str, Run]) -> Section | None:
     if not lines:
         return section("recipe", "Recipes", f"All settings of {', '.join(read)} are the same.")
     caption = f"{len(lines)} of {len(values)} settings differ"
-    lead = "What was set differently; all other settings are the same."
+    lead = "Settings that differ; all others are the same."
     return section("recipe", "Recipes", lead, table(caption, ["setting", *read], lines))
 
 
@@ -209,10 +209,10 @@ MAX_UNBROKEN = 22  # characters of a name that is kept in one line
 def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable) -> Section:
     """Every metric that all sets have; below each value its interval.
 
-    Sets that were not evaluated on what the first one was have no differences to it, and then no value is the best.
+    Sets with other queries or another gallery than the first have no differences to it, and then no value is the best.
 
     Args:
-        sets: name -> what is compared.
+        sets: name -> set to compare.
         results: the metrics of all sets, with intervals of values and differences where they are known.
     """
     first, *others = sets

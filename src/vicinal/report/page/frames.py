@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from vicinal.analysis import QueryNeighbors
-from vicinal.data.boxes import Box, row_boxes
+from vicinal.data.columns import Box, row_boxes
 from vicinal.data.images.decoding import thumbnail
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths

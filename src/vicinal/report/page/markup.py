@@ -191,7 +191,7 @@ class Section(NamedTuple):
 
 
 def section(name: str, title: str, lead: str, *content: object) -> Section:
-    """A section that begins with a sentence about what it shows."""
+    """A section that begins with a sentence about its content."""
     return Section(name, title, joined([element("p", lead, class_="lead"), *content]))
 
 

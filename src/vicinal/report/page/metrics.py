@@ -51,7 +51,7 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
     columns = ["metric", f"value, {level}" if has_intervals else "value", "from 0 to 100 %"]
     lines = map(_line, rows.itertuples())
     remark = few_classes(num_classes) if has_intervals else "No confidence intervals were given."
-    lead = "Means over all queries that have something to find" + (f", with {level}." if has_intervals else ".")
+    lead = "Means over all queries with positives" + (f", with {level}." if has_intervals else ".")
     return section(
         "metrics",
         "Metrics",

@@ -12,7 +12,7 @@ function element(tag, properties, ...children) {
   return made;
 }
 
-// Below each image: what is decided, and buttons.
+// Below each image: the decision, and buttons.
 for (const cell of cells) {
   const number = Number(cell.dataset.view);
   const name = data.images[number].label;
@@ -114,7 +114,7 @@ for (const [section, all] of Object.entries(review.suggestions)) {
   const button = element("button", { type: "button", className: "suggest", textContent: text });
   button.addEventListener("click", () => {
     for (const [number, action, label] of list) {
-      if (!decisions.has(number)) decisions.set(number, { action, label }); // what was decided before stays
+      if (!decisions.has(number)) decisions.set(number, { action, label }); // earlier decisions stay
     }
     save();
   });

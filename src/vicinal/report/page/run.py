@@ -95,7 +95,7 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
     if not drawn:
         return None
     kept = [f"{name}: epoch {each['epoch']:g}" for name, run in runs.items() if (each := _kept(run)) is not None]
-    lead = "How training went, over the steps of the optimizer."
+    lead = "Losses, scores and learning rates over the steps of the optimizer."
     if kept:
         epochs = "; ".join(kept) if len(runs) > 1 else kept[0].partition(": ")[2]
         lead += f" A ring marks the evaluation whose weights were kept ({epochs})."

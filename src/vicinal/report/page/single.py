@@ -92,7 +92,7 @@ def write_page(
         title: of the page.
         run: the folder of the run that the embeddings come from, for its recipe, its curves and its data.
         backbone: the name of the model's backbone, if it is known; of a run its recipe says it.
-        num_left_out: the number of files that were left out, because they cannot be read or are no images.
+        num_left_out: the number of files that were left out, because they cannot be read or are not images.
         results: the metrics of the evaluation with their confidence intervals, as
             :func:`~vicinal.evaluation.tabulate` returns them; None: without intervals.
         map_images: the number of images on the map; 0: there is no map.
@@ -159,7 +159,7 @@ def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: 
         queries_by_score(neighbors, evaluation, ascending=ascending)["row"].to_numpy() for ascending in (True, False)
     )
     shuffled = np.random.default_rng(seed).permutation(neighbors.with_positives().queries)
-    lead = "What single queries find, nearest first; of each class one query, then another."
+    lead = "Queries with their neighbors, nearest first; one query per class, then another."
 
     def found(rows: Integers, number: int) -> Markup:
         chosen = round_robin(rows, labels)[:number].tolist()
@@ -198,7 +198,7 @@ def classes_section(evaluated: Table, evaluation: Evaluation) -> Section:
     num_perfect, num_weak = (recalls == 1).sum(), (recalls < 0.5).sum()
     text = f"{recall} of {len(scores):,} classes: {num_perfect:,} are at 100 %, {num_weak:,} below 50 %."
     chart = _histogram(recalls, recall, text) if len(scores) >= MIN_CLASSES else None
-    lead = "How well the queries of each class find others of it; the weakest class first."
+    lead = "Scores of the queries of each class; the weakest class first."
     weakest = _weakest(scores, recall, query_metric(evaluation))
     return section("classes", "Recall per class", lead if chart else f"{lead} {text}", chart, weakest)
 
@@ -232,11 +232,11 @@ def confusions_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sectio
     """A matrix if there are few classes, and the most frequent confusions with an example of each."""
     neighbors = neighbors.with_positives()
     pairs = confusions(neighbors)
-    lead = "Which class the nearest image is of where it is not the query's. "
+    lead = "The class of the nearest image where it differs from the query's. "
     if pairs.empty:
-        return section("confusions", TITLE, f"{lead}Every query that has something to find has its class nearest.")
+        return section("confusions", TITLE, f"{lead}The nearest image of every query with positives is of its class.")
     queries = counted(len(neighbors.queries), "query", "queries")
-    lead += f"So it is for {pairs['num_queries'].sum():,} of {queries} with something to find, "
+    lead += f"This holds for {pairs['num_queries'].sum():,} of {queries} with positives, "
     lead += f"in {counted(len(pairs), 'pair')} of classes."
     has_matrix = len(frames.table.classes) <= MAX_MATRIX_CLASSES
     return section(
@@ -330,7 +330,7 @@ def write_unlabeled_page(
         table: one row per embedding; without paths the page has no images.
         title: of the page.
         backbone: the name of the model's backbone, if it is known.
-        num_left_out: the number of files that were left out, because they cannot be read or are no images.
+        num_left_out: the number of files that were left out, because they cannot be read or are not images.
         map_images: the number of images on the map; 0: there is no map.
         seed: of all random choices.
 
@@ -357,7 +357,7 @@ def write_unlabeled_page(
         "Data": [
             hubs_section(frames, neighbors),
             duplicates_section(frames, neighbors),
-            section("data", "Data", "How many images there are; they have no labels.", numbers),
+            section("data", "Data", "The number of images; they have no labels.", numbers),
         ],
     }
     images = thumbnails.encoded()

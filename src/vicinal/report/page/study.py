@@ -86,7 +86,7 @@ def write_study_page(
 ) -> None:
     """Write a page about a search for settings.
 
-    It has the best trial with its recipe, the metrics on the test split if it was looked at, parallel coordinates, the
+    It has the best trial with its recipe, the metrics on the test split if it was evaluated, parallel coordinates, the
     importance of each setting, the best score over the trials, and a table of all trials. It loads nothing.
 
     Args:
@@ -147,7 +147,7 @@ def _test_section(test: Mapping[str, float] | None) -> Section | None:
 
 
 def _settings_section(study: Study, metric: str) -> Section:
-    lead = "A line for every trial that was trained to its end, from its score to setting after setting."
+    lead = "One line per trial that was trained to its end, through its score and its settings."
     chart = _plot("plot_parallel_coordinate", study, metric, f"{lead} The table below has the numbers.")
     return section("settings", "Settings and scores", lead, chart)
 
@@ -188,7 +188,7 @@ def _importances_section(importances: Mapping[str, float] | None) -> Section | N
     if not importances:
         return None
     lines = [[key, percent(value), bar(value)] for key, value in importances.items()]
-    lead = "How much of the differences between the scores each setting explains, by fANOVA (Hutter et al., ICML 2014)."
+    lead = "The fraction of the variance of scores that each setting explains, by fANOVA (Hutter et al., ICML 2014)."
     caption = table("Importance of the settings", ["setting", "importance", "from 0 to 100 %"], lines, (1,))
     return section("importance", "Importance", lead, caption, note("It says little where trials are few."))
 

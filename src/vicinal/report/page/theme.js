@@ -4,7 +4,7 @@ const byId = (id) => document.getElementById(id);
 
 // Theme: the system's, light or dark.
 const themes = { system: "as the system", light: "light", dark: "dark" };
-const redraws = []; // what is drawn in colors that are not the style sheet's
+const redraws = []; // functions that redraw canvases in the colors of the theme
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
 let theme = "system";
 let printing = false;

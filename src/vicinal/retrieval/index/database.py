@@ -16,7 +16,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 
 FILE = "index.sqlite"
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables
 TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
 FIRST_WAIT = 2.0  # seconds after which waiting is said
 MAX_COLUMNS = 1_900  # of SQLite's 2,000
@@ -46,9 +47,10 @@ PRAGMA user_version = {VERSION};
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE columns (name TEXT PRIMARY KEY, key TEXT NOT NULL, kind TEXT NOT NULL, is_numeric INTEGER NOT NULL);
 CREATE TABLE items (id INTEGER PRIMARY KEY);
-CREATE TABLE changes (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, unrefined BLOB);
+CREATE TABLE changes (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, unrefined BLOB, checksum INTEGER NOT NULL);
 CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
 """
+FIRST_PAGES = 4  # of a copy, which are written before all is checked; every database has more
 Columns = dict[str, tuple[str, ColumnKind]]
 """The name in `items` and the kind of each column."""
 TABLES = ("settings", "columns", "items", "changes", "requests", "local_features")
@@ -122,7 +124,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection for a block; within a transaction of this thread it sees what that has changed."""
+        """A connection for a block; within a transaction of this thread it sees its changes."""
         own = getattr(self._local, "connection", None)
         with self._errors():
             if own is not None:
@@ -219,7 +221,7 @@ class Database:
     # settings
 
     def create(self) -> None:
-        """Make the tables anew, within a transaction."""
+        """Drop and create the tables, within a transaction."""
         with self.reading() as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -233,22 +235,38 @@ class Database:
             connection.backup(other._shared_connection)
         return other
 
-    def write_to(self, folder: Path, timeout: float) -> None:
-        """Copy a database in memory to a folder, in place of what is there, in one step.
+    def write_to(self, folder: Path, timeout: float, is_complete: Callable[[], bool] = lambda: True) -> bool:
+        """Copy a database in memory to a folder, in place of the old one, in one step.
+
+        Args:
+            folder: of the index.
+            timeout: seconds to wait while another process writes it.
+            is_complete: whether all that the database names is there, asked when nobody else can write any more.
+
+        Returns:
+            Whether it was complete; otherwise the old one stays.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
-            OSError: it cannot be written; what is there stays.
+            OSError: it cannot be written; the old one stays.
         """
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 
         def check(status: int, remaining: int, total: int) -> None:
-            if status in (BUSY, LOCKED) and time.monotonic() > deadline:
-                raise target.still_written()
+            if status in (BUSY, LOCKED):
+                if time.monotonic() > deadline:
+                    raise target.still_written()
+            elif total - remaining == FIRST_PAGES and not is_complete():
+                raise _IncompleteError
 
-        with target.reading() as connection:
-            self._shared_connection.backup(connection, progress=check, sleep=0.01)
-        target.close()
+        try:
+            with target.reading() as connection:  # after the first pages it is locked
+                self._shared_connection.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
+        except _IncompleteError:
+            return False
+        finally:
+            target.close()
+        return True
 
     @property
     def _shared_connection(self) -> sqlite3.Connection:
@@ -383,7 +401,8 @@ class Database:
             [None] * len(ids) if unrefined is None else map(np.ndarray.tobytes, unrefined), strict=True,
         )  # fmt: skip
         with self.reading() as connection:
-            connection.executemany("INSERT INTO changes VALUES (?, ?, ?)", blobs)
+            rows = ((*row, _checksum(*row)) for row in blobs)
+            connection.executemany("INSERT INTO changes VALUES (?, ?, ?, ?)", rows)
 
     def forget_changes(self, below: int | None = None) -> None:
         """Delete the vectors of changes with ids below a number; None: all."""
@@ -391,13 +410,21 @@ class Database:
             connection.execute("DELETE FROM changes WHERE ?1 IS NULL OR id < ?1", [below])
 
     def changes(self, first: int, dim: int) -> tuple[Any, Any]:
-        """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim]."""
+        """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim].
+
+        Raises:
+            InputError: a vector is not as it was written.
+        """
+        query = "SELECT id, vector, unrefined, checksum FROM changes WHERE id >= ? ORDER BY id"
         with self.reading() as connection:
-            found = connection.execute("SELECT vector, unrefined FROM changes WHERE id >= ? ORDER BY id", [first])
-            rows = found.fetchall()
-        vectors = np.frombuffer(b"".join(row[0] for row in rows), "<f4").reshape(-1, dim)
-        is_refined = bool(rows) and rows[0][1] is not None
-        unrefined = np.frombuffer(b"".join(row[1] for row in rows), "<f4").reshape(-1, dim) if is_refined else None
+            rows = connection.execute(query, [first]).fetchall()
+        damaged = [number for number, vector, unrefined, checksum in rows
+                   if _checksum(number, vector, unrefined) != checksum]  # fmt: skip
+        if damaged:
+            raise InputError(f"{self.folder}: the index is damaged (the vector of image {damaged[0]}); build it again")
+        vectors = np.frombuffer(b"".join(row[1] for row in rows), "<f4").reshape(-1, dim)
+        is_refined = bool(rows) and rows[0][2] is not None
+        unrefined = np.frombuffer(b"".join(row[2] for row in rows), "<f4").reshape(-1, dim) if is_refined else None
         return vectors, unrefined
 
     # local features
@@ -451,6 +478,15 @@ class Database:
             connection.execute(
                 "DELETE FROM requests WHERE rowid <= (SELECT max(rowid) FROM requests) - ?", [MAX_REQUESTS]
             )
+
+
+def _checksum(number: int, vector: bytes, unrefined: bytes | None) -> int:
+    """The CRC-32 of the vectors of an id; SQLite has none of its own."""
+    return zlib.crc32(unrefined or b"", zlib.crc32(vector, number & 0xFFFFFFFF))
+
+
+class _IncompleteError(Exception):
+    """A database names files that are not there."""
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:

@@ -1,4 +1,4 @@
-"""Engines on top of faiss: codes whose nearest are compared exactly, and exactly searched vectors beside any engine."""
+"""Engines on top of faiss: codes with exact re-scoring, and exactly searched vectors beside any engine."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RescoringEngine:
 
     @property
     def kind(self) -> Kind:
-        """That of the codes."""
+        """The kind of the codes."""
         return self.codes.kind
 
     @property
@@ -230,7 +230,7 @@ class SegmentedEngine:
 
     @property
     def kind(self) -> Kind:
-        """That of the base."""
+        """The kind of the base."""
         return self.base.kind
 
     @property

@@ -147,18 +147,16 @@ class FaissEngine:
         active = self._active(active_ids)
         fast = self._search_lists if isinstance(self._faiss, LISTED) else self._search_all
         fast = self._search_graph if self.kind == "hnsw" else fast
-        neighbors = Neighbors.empty(len(queries), k)
+        scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         for start in range(0, len(queries), BLOCK_ROWS):
             vectors, block = _rows(queries, start, start + BLOCK_ROWS), slice(start, start + BLOCK_ROWS)
-            neighbors.scores[block], neighbors.ids[block] = active.with_duplicates(*fast(vectors, k, active))
-            missing = np.flatnonzero((neighbors.ids[block] < 0).any(axis=1))
+            scores[block], ids[block] = active.with_duplicates(*fast(vectors, k, active))
+            missing = np.flatnonzero((ids[block] < 0).any(axis=1))
             if len(missing):
-                scores, ids = active.with_duplicates(*self._search_exhaustively(vectors[missing], k, active))
-                neighbors.scores[start + missing], neighbors.ids[start + missing] = scores, ids
-        order = np.lexsort((neighbors.ids, -neighbors.scores))
-        return Neighbors(
-            np.take_along_axis(neighbors.scores, order, axis=1), np.take_along_axis(neighbors.ids, order, axis=1)
-        )
+                rows, found = start + missing, self._search_exhaustively(vectors[missing], k, active)
+                scores[rows], ids[rows] = active.with_duplicates(*found)
+        order = np.lexsort((ids, -scores))
+        return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1))
 
     def _active(self, ids: Integers) -> _Active:
         """The active vectors, found once for many searches."""
@@ -171,7 +169,7 @@ class FaissEngine:
         return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
     def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
-        """Search the graph of all vectors, active or not, so broadly that enough of what it finds is active.
+        """Search the graph of all vectors, active or not, so broadly that it finds enough active ones.
 
         A search that leaves out vectors on its way is cut off where all vectors around are left out. The nearer half of
         what is found is used, since the farther half is less complete. Where it has fewer than k active vectors, -1
@@ -398,12 +396,12 @@ def _number_of_lists(count: int) -> int:
 
 
 def _sample_size(centroids: int) -> int:
-    """The number of vectors from which so many centroids are learned, if there are as many."""
+    """The number of vectors from which centroids are learned, if there are enough."""
     return max(MIN_PER_CENTROID * centroids, min(MAX_PER_CENTROID * centroids, MAX_SAMPLE))
 
 
 def _sample(vectors: UnitVectors, size: int) -> Floats:
-    """At most so many vectors, float32 [n, dim]: a random sample without replacement, always the same."""
+    """A random sample of vectors without replacement, always the same, float32 [n, dim]."""
     rows = np.arange(len(vectors))
     if size < len(vectors):  # in the order of the file that they may be read from
         rows = np.sort(np.random.default_rng(0).choice(len(vectors), size, replace=False, shuffle=False))

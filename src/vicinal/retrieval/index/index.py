@@ -23,7 +23,6 @@ from vicinal.retrieval.index.index_state import Names, RefinerContext
 from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
-from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.index.shared_state import SharedState, build_state
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
@@ -142,13 +141,16 @@ class Index(ImageIndex):
             timeout: seconds to wait while another process writes it, or during which a database is asked again.
 
         Raises:
-            InputError: there is no index, it is of another version, or damaged.
+            InputError: the index does not exist, is of another version, or is damaged.
             EngineUnavailableError: the database does not answer.
         """
-        if is_engine_url(folder):
-            from vicinal.retrieval.index.remote.remote_index import RemoteIndex
+        if "://" in str(folder):
+            from vicinal.retrieval.index.remote.engine_url import is_engine_url
 
-            return RemoteIndex.connect(str(folder), timeout)
+            if is_engine_url(folder):
+                from vicinal.retrieval.index.remote.remote_index import RemoteIndex
+
+                return RemoteIndex.connect(str(folder), timeout)
         place = Path(folder)
         if not place.is_dir() or not Database.exists(place):
             raise InputError(f"{folder} is not an index: it has no {FILE}; build one with `vicinal index build`")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import write_blocks
+from vicinal.utils.files import folder_time, write_blocks
 from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def open_originals(folder: Path, names: Names, dim: int) -> HalfStore:
 
 def _check(path: Path, digest: str, expected: str) -> None:
     if digest != expected:
-        raise InputError(f"{path} is damaged: its content is not what was written; build the index again")
+        raise InputError(f"{path} is damaged: its content differs from its digest; build the index again")
 
 
 def are_there(folder: Path, names: Names) -> bool:
@@ -101,8 +100,8 @@ def are_there(folder: Path, names: Names) -> bool:
 def delete_unused(database: Database, folder: Path, *own: Names) -> None:
     """Delete files that the database does not name: those that this process wrote or read, and those of killed ones.
 
-    The clock may have jumped, so that files of a process that writes now look old. They are deleted while nobody
-    commits, and who commits looks whether its files are there (:func:`are_there`).
+    A file may look old though a process is about to name it, as after a jump of the clock. Files are deleted while
+    nobody commits, and who commits looks whether its files are there (:func:`are_there`).
 
     Args:
         database: That of the index.
@@ -111,10 +110,10 @@ def delete_unused(database: Database, folder: Path, *own: Names) -> None:
     """
     with database.transaction():
         named = {name for name, _ in database.settings()["files"].values()}
-        old = {name for names in own for name, _ in names.values()}
+        old, now = {name for names in own for name, _ in names.values()}, folder_time(folder)
         for path in _data_files(folder):
             with suppress(OSError):  # such as where a reader has it open on Windows
-                is_stale = abs(time.time() - path.stat().st_mtime) > STALE_SECONDS
+                is_stale = abs(now - path.stat().st_mtime) > STALE_SECONDS
                 if path.name not in named and (path.name in old or is_stale):
                     path.unlink()
 

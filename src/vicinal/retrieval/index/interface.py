@@ -260,7 +260,7 @@ class ImageIndex(ABC):
         """Delete images: they are no longer found.
 
         Raises:
-            InputError: there is no image with one of the ids.
+            InputError: an id does not exist.
         """
 
     def update(self, ids: npt.ArrayLike, table: Table) -> None:
@@ -271,7 +271,7 @@ class ImageIndex(ABC):
             table: n rows.
 
         Raises:
-            InputError: there is no image with one of the ids, there are not as many rows, or a column has another type
+            InputError: an id does not exist, the table has another number of rows, or a column has another type
                 than in other images.
         """
         given = checked_ids(ids)
@@ -342,7 +342,7 @@ class ImageIndex(ABC):
 
         Raises:
             InputError: a vector contains NaN or infinity or has a different dimension, k is larger than the index, the
-                refiner is not the index's, or there is no image with one of the `query_ids`.
+                refiner is not the index's, or one of the `query_ids` does not exist.
         """
         self.check_refiner(refiner)
         queries = UnitVectors(vectors, "query")
@@ -498,7 +498,7 @@ def checked_vectors(vectors: Array, table: Table) -> UnitVectors:
     if len(unit) != len(table):
         raise InputError(f"{len(unit)} vectors, but a table of {len(table)} rows; there must be one row per vector")
     if not len(unit):
-        raise InputError("there are no vectors to index; give at least one")
+        raise InputError("no vectors to index; give at least one")
     return unit
 
 
@@ -518,7 +518,7 @@ def checked_ids(ids: npt.ArrayLike) -> Integers:
 
 def unknown_id(number: object) -> InputError:
     """The error of an id that no image has."""
-    return InputError(f"the index has no id {number}; it was never given or is deleted")
+    return InputError(f"the index has no id {number}; it was never assigned or is deleted")
 
 
 def invalid_k(k: object, number: int, is_selection: bool) -> InputError:

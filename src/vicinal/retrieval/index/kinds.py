@@ -1,4 +1,4 @@
-"""The kinds of an index, and the numbers by which faiss and databases build and search them."""
+"""The kinds of an index, and the parameters with which faiss and databases build and search them."""
 
 from __future__ import annotations
 

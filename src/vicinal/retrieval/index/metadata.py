@@ -12,9 +12,8 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.extensions import ExtensionDtype
 
-from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import ColumnKind, Kinds, column_values, converted
-from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.columns import BOX_COLUMNS, image_keys
 from vicinal.data.condition_syntax import Condition, parse_condition
 from vicinal.data.conditions import SQLWriter, fulfilling
 from vicinal.data.table import Table

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +98,7 @@ class SharedState:
     Attributes:
         committed: the state that all threads see.
         follows: whether :meth:`current` sees the changes of other processes; False: after :meth:`refresh` or a change.
-        folds: whether vector files are written anew when many vectors are in the database alone; see :meth:`fold`.
+        folds: whether new vector files are written when many vectors are in the database alone; see :meth:`fold`.
     """
 
     def __init__(self, database: Database, state: IndexState | None = None) -> None:
@@ -117,7 +118,7 @@ class SharedState:
         return self.committed
 
     def refresh(self) -> None:
-        """Read what other processes have changed.
+        """Read the changes of other processes.
 
         Raises:
             InputError: the index is damaged.
@@ -167,7 +168,7 @@ class SharedState:
         if getattr(self._local, "state", None) is not None:  # within another one
             yield
             return
-        with self.database.lock:  # until other threads see what is committed
+        with self.database.lock:  # until other threads see the committed state
             with self.database.transaction():
                 before = self.committed
                 if self.database.revision() != str(before.settings["revision"]):
@@ -230,17 +231,19 @@ class SharedState:
 
         Raises:
             InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
-            OSError: a file cannot be written; what is there stays.
+            OSError: a file cannot be written; the files there stay.
         """
         check_target(folder)
         folder.mkdir(parents=True, exist_ok=True)
         before = Database(folder).settings()["files"] if Database.exists(folder) else Names()
-        names = self.current().write_files(folder, names)
-        database = self.database.copied()
-        with database.transaction():
-            database.change_settings({"files": names, "revision": secrets.token_hex(8)})
-            database.forget_changes()
-        database.write_to(folder, timeout)
+        is_written = False
+        while not is_written:  # where the clock jumped, another process may take a file for that of a killed one
+            names = self.current().write_files(folder, names if are_there(folder, names) else Names())
+            database = self.database.copied()
+            with database.transaction():
+                database.change_settings({"files": names, "revision": secrets.token_hex(8)})
+                database.forget_changes()
+            is_written = database.write_to(folder, timeout, partial(are_there, folder, names))
         with closing(Database(folder, timeout)) as written:
             delete_unused(written, folder, names, before)
 

@@ -1,4 +1,4 @@
-"""How well and how fast an index finds, compared with exact search."""
+"""Recall and latency of an index, compared with exact search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vicinal.utils.errors import InputError
 
 TOLERANCE = 1e-5  # of a similarity; a match that is as near as the last of the exact ones counts
 LOG_SECONDS = 10.0
-NUM_CHECKED, LEAST_RECALL = 50, 0.99  # queries by which a new graph is judged, and what it must find
+NUM_CHECKED, MIN_RECALL = 50, 0.99  # queries that check a new graph, and the recall it needs
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verification:
         num_images: with which they were compared exactly.
         recall: of the k nearest, the fraction that the index finds, a mean over the queries.
         recall_between: the same for as many queries halfway between two images, as those of other classes may be: a
-            graph of many nearly identical images finds each of them, but not what is near to none.
+            graph of many nearly identical images finds each of them, but not queries far from all.
         min_recall: of the worst query.
         latency_median_ms: of one query, as the caller sees it, with the way to a database and back.
         latency_p95_ms: that 95 % of the queries stay below.
@@ -124,7 +124,7 @@ def warn_of_low_recall(index: ImageIndex) -> None:
         return
     found = verify_index(index, num_queries=NUM_CHECKED)
     recall = min(found.recall, found.recall_between)
-    if recall < LEAST_RECALL:
+    if recall < MIN_RECALL:
         log(
             f"warning: {index.kind} finds {100 * recall:.1f} % of the {found.k} nearest images of sample queries, as "
             "where many images are nearly identical: --kind exact or sq8 finds them all, `vicinal clean` the duplicates"

@@ -2,7 +2,7 @@
 
 A method is a :class:`Reranking`. It turns a :class:`QueryGallery` into :class:`RerankedScores`: other vectors, or the
 same vectors and score increments for a few gallery images of each query. All other images keep their similarity, so
-that the whole ranking is known without a look at the whole gallery.
+that the whole ranking is known without a pass over the gallery.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Reranking(ABC):
     @property
     @abstractmethod
     def num_neighbors(self) -> int:
-        """Number of neighbors of each query that the method looks at."""
+        """Number of neighbors of each query that the method uses."""
 
     @property
     def stage(self) -> str:

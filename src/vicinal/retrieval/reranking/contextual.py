@@ -1,4 +1,4 @@
-"""Contextual re-ranking: images are similar that have the same neighbors."""
+"""Contextual re-ranking: images with the same neighbors are similar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: images are similar that have the same reciprocal neighbors."""
+"""k-reciprocal re-ranking: images with the same reciprocal neighbors are similar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vicinal.retrieval.scores import UnitVectors, pair_scores
 from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers, chunk_ranges
 from vicinal.utils.errors import InputError
 
-MAX_ENTRIES = 2**18  # entries that are compared at a time: so many stay in the cache
+MAX_ENTRIES = 2**18  # entries that are compared at a time, which stay in the cache
 MIN_LAM = 1e-30  # 1 / lam must be a float32
 
 Matrix = Any  # scipy.sparse.csr_array, [images, gallery]

@@ -176,7 +176,7 @@ class _Merger:
         listed_scores, is_listed = self._increment_ranking(plain, increments)
         others = np.flatnonzero(~is_listed)
         others = others[self.exclusions.allows(rows[others] + start, columns[others])]
-        # What the ranking does not contain is no more similar than its last image, so few of it can be among the first
+        # Images outside the ranking are at most as similar as its last image, so few of it can be among the first
         # k. The largest increments are scored first; they tell which of the rest can still be.
         padded = _pad_rows(rows[others], amounts[others], count)
         is_likely = amounts[others] >= _kth_largest(padded, self.k)[rows[others]]

@@ -13,7 +13,7 @@ const NOTHING = "Give a picture to see its nearest neighbors in the index.";
 const visits = new Visits(restore);
 const region = new Region(searchRegion);
 let running = null; // the search that is waited for
-let again = () => {}; // what failed
+let again = () => {}; // repeats the failed request
 
 async function start() {
   let index;
@@ -43,7 +43,7 @@ function describe({ name, images, model, calibration, can_embed: canEmbed, versi
   if (!canEmbed) byId("drop-help").textContent = "This server has no model: it searches with images of the index alone.";
 }
 
-// What is said, and what has failed.
+// Messages and errors.
 function say(text) {
   byId("status").textContent = text;
 }
@@ -121,7 +121,7 @@ async function run(visit, { isNew }) {
   showAnswer(visit, { isNew, signal });
 }
 
-// End what is waited for; the new search takes its place.
+// Cancel the pending search; the new one takes its place.
 function begin() {
   running?.abort();
   running = new AbortController();
@@ -220,7 +220,7 @@ byId("by-id").addEventListener("submit", (event) => {
   searchItem(byId("item").valueAsNumber);
 });
 
-// Options: what is shown is searched again.
+// A change of the options repeats the search.
 function searchAgain() {
   options.sayChosen();
   if (visits.current !== null) run(visits.current, { isNew: false });

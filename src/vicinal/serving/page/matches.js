@@ -1,4 +1,4 @@
-// The neighbors that were found: picture, label, score and probability of each, and what is decided.
+// The neighbors that were found: picture, label, score and probability of each, and the decision.
 import { counted, element, byId } from "./elements.js";
 import { picture } from "./server.js";
 

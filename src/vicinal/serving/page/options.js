@@ -89,7 +89,7 @@ const CONDITIONS = {
   contains: (column, [value]) => `${JSON.stringify(value)} in ${column}`,
 };
 
-// Say beside each list, and beside the whole, what is chosen.
+// Show the chosen values beside each list, and beside the whole.
 export function sayChosen() {
   for (const list of document.querySelectorAll(".choices")) {
     const values = [...list.querySelectorAll(":checked")].map((box) => JSON.parse(box.value));

@@ -26,7 +26,7 @@ async function shrink(bitmap) {
   const size = scaled(bitmap.width, bitmap.height, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
   const canvas = Object.assign(document.createElement("canvas"), size);
   const context = canvas.getContext("2d");
-  context.fillStyle = "#ffffff"; // below what is transparent, as the server has it
+  context.fillStyle = "#ffffff"; // below transparent pixels, as on the server
   context.fillRect(0, 0, size.width, size.height);
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, size.width, size.height);
@@ -35,7 +35,7 @@ async function shrink(bitmap) {
   return blob;
 }
 
-// The first picture among what was dropped or pasted; null if there is none.
+// The first dropped or pasted picture, or null.
 export function pictureIn(transfer) {
   const files = [...(transfer?.files ?? [])];
   return files.find((file) => file.type.startsWith("image/")) ?? files[0] ?? null;

@@ -26,7 +26,7 @@ export class Visits {
     this.draw();
   }
 
-  // Show a query of before again, or the start if there is none; where the browser went, its history stays as it is.
+  // Show an earlier query, or the start; the history of the browser does not change.
   go(visit) {
     this.current = visit;
     this.draw();

@@ -54,10 +54,10 @@ MACHINE = (
     "log_every",
     "checkpoint_minutes",
 )
-"""The settings of machine and log, which may be given anew where a run is resumed: the run goes on as it was trained.
+"""The settings of machine and log, which may be changed where a run is resumed: the run goes on as it was trained.
 
-With other devices, numbers are rounded otherwise, and random augmentation is drawn for other processes. With another
-cache pixels differ a little, and crops and random numbers do not.
+Other devices change rounding, and which process draws which augmentation. Another cache changes pixels a little, but no
+crops or random numbers.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
@@ -194,7 +194,7 @@ class BaseRecipe(ABC):
         return {"precision": cls.auto_precision(values["accelerator"])}
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
-        """The recipe with what it leaves to the training images, such as the batch size; what is chosen is logged."""
+        """The recipe with the settings that depend on the training images, such as the batch size; logs the choices."""
         chosen = self._chosen(table)
         if not chosen:
             return self

@@ -76,7 +76,7 @@ class RecipeFile:
             if len(read) >= MAX_FILES:
                 raise InputError(f"{place}: the recipe extends more than {MAX_FILES} files")
             if not base.is_file():
-                raise InputError(f"{place}: extends {name}, but there is no file {base}")
+                raise InputError(f"{place}: extends {name}, but {base} does not exist")
             result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
         return result._overridden_by(file)
 
@@ -128,7 +128,7 @@ class RecipeFile:
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places: dict[str, Place]) -> dict[str, Any]:
-    """The values of `own` over those of `base`; the places of what is replaced are deleted."""
+    """The values of `own` over those of `base`; the places of replaced values are deleted."""
     merged = dict(base)
     for name, value in own.items():
         key, before = f"{prefix}{name}" if name != "init_args" else prefix.removesuffix("."), base.get(name)

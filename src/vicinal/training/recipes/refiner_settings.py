@@ -28,14 +28,14 @@ class ContextAugmentation:
         noise: expected norm of the Gaussian noise that is added to embeddings and neighbors, which have norm 1, before
             they are normalized again; 0 for none. null: so much that training images are found as often among each
             other as those of the split val are without noise, which is logged.
-        noise_per: "image" draws the noise of each image anew in each epoch, and searches the neighbors among the noisy
+        noise_per: "image" draws the noise of each image again in each epoch, and searches the neighbors among the noisy
             embeddings, so that more are of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
         noise_covariance: "embeddings" gives the noise the covariance of the training embeddings, so that images of one
             class come near those of others; "isotropic" the same variance in all directions, which lowers all
             similarities alike.
         class_sizes: numbers of images per class among which neighbors are searched: in each epoch one of them is drawn
-            for each class, and so many of its images. null: all images.
+            for each class, and that number of its images. null: all images.
     """
 
     neighbor_dropout: float = 0.0

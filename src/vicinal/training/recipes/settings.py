@@ -182,7 +182,7 @@ class TrainingSettings(BaseSettings):
         feature_dtype: type of the kept numbers, float32 or float16.
         devices: number of devices of a node, with one training process each; null: as many as torchrun or SLURM started
             processes on each node, or else 1.
-        num_nodes: number of nodes, each with so many devices, on which torchrun or SLURM started the command; null: as
+        num_nodes: number of nodes, each with these devices, on which torchrun or SLURM started the command; null: as
             many as they are.
         strategy: how several processes hold weights, gradients and state of the optimizer: "ddp", each has all of them;
             "fsdp", each has a part, for models that do not fit on one device, with more messages in each step.
@@ -244,7 +244,7 @@ class TrainingSettings(BaseSettings):
             require(self.batch_size % (samples * number) == 0, "batch_size", self.batch_size, expected)
 
     def _check_strategy(self) -> None:
-        """Raise InputError if weights are sharded with what has not been made for it."""
+        """Raise InputError if weights are sharded with settings that do not support it."""
         if self.shards_weights:
             require(self.precision != "16-mixed", "precision", self.precision, "32 or bf16-mixed with strategy = fsdp")
             require(not self.compile, "compile", "true", "false with strategy = fsdp")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.tuning.study_folder import StudyFolder
 
 INTERRUPTED = 130  # the exit status of a command that was asked to stop, and has saved its state
-PAUSE = 0.2  # seconds between two looks at a process
+PAUSE = 0.2  # seconds between two polls of a process
 
 Curve: TypeAlias = Mapping[int, float]
 """Number of finished epochs -> score on the validation classes; the scores before training are left out."""

@@ -1,4 +1,4 @@
-"""A study is a folder; this page is its layout, and who works on what in it."""
+"""A study is a folder: its layout, its lock and its tables of images."""
 
 from __future__ import annotations
 

@@ -43,15 +43,15 @@ class Choices:
         return self.given
 
     def suggest(self, trial: Trial, key: str) -> Any:
-        """The value of a trial; Optuna keeps choices as JSON, as it knows no lists."""
+        """The value of a trial; Optuna stores choices as JSON, as it does not support lists."""
         return self.decoded(trial.suggest_categorical(key, [json.dumps(value) for value in self.given]))
 
     def decoded(self, kept: Any) -> Any:
-        """The value that Optuna keeps so."""
+        """The value of one that Optuna stores."""
         return json.loads(kept)
 
     def plain(self) -> list[Any]:
-        """As it is written in a recipe."""
+        """The spelling in a recipe."""
         return list(self.given)
 
 
@@ -101,11 +101,11 @@ class Range:
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
     def decoded(self, kept: Any) -> Any:
-        """The value that Optuna keeps so."""
+        """The value of one that Optuna stores."""
         return kept
 
     def plain(self) -> dict[str, Any]:
-        """As it is written in a recipe."""
+        """The spelling in a recipe."""
         step = {} if self.step is None else {"step": self.step}
         return {"log" if self.log else "range": [self.low, self.high], **step}
 

@@ -106,7 +106,7 @@ def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampl
 
 
 def make_pruner(settings: TuneSettings, num_epochs: int) -> BasePruner:
-    """Optuna's pruner of a search with trials of so many epochs."""
+    """Optuna's pruner of a search with trials of this number of epochs."""
     from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 
     if settings.prune == "median":

@@ -1,4 +1,4 @@
-"""The place of an index: a folder, or the URL of a table of a database or a collection of a vector database."""
+"""The location of an index: a folder, or the URL of a table of a database or a collection of a vector database."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EngineURL:
         """Read a URL.
 
         Raises:
-            InputError: it is none of an engine, names no table, or holds a password.
+            InputError: it is not the URL of an engine, names no table, or holds a password.
         """
         try:
             parts = urlsplit(text)

@@ -1,7 +1,13 @@
-"""Indexes in collections of Milvus: a vector and a JSON field with the columns per image."""
+"""Indexes in collections of Milvus: a vector and a JSON field with the columns per image.
+
+The name of an index is an alias of its collection, which a rebuilt index changes in one step. Facts are kept under the
+name of the collection, so that they change in the same step. Each column is a fact of its own, so that writers who add
+columns at the same time lose none.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -35,7 +41,7 @@ import grpc  # noqa: E402  (a dependency of pymilvus)
 
 TOKEN = "VICINAL_MILVUS_TOKEN"  # the environment variable with the credentials
 FACTS = "vicinal_indexes"  # the collection with the facts of all indexes
-VECTOR = "embedding"
+VECTOR, OWNER = "embedding", "collection"  # the owner of a column
 TYPES = {"exact": "FLAT", "hnsw": "HNSW", "sq8": "IVF_SQ8", "ivfpq": "IVF_PQ", "rabitq": "IVF_RABITQ"}
 LISTS = 1024  # inverted lists per segment
 MAX_DIM = 32_768
@@ -54,7 +60,7 @@ REFUSED_STATES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DE
 
 
 class MilvusEngine(RemoteEngine):
-    """Collections of Milvus."""
+    """Collections of Milvus, and aliases of them."""
 
     name: ClassVar[str] = "milvus"
     kinds: ClassVar[tuple[Kind, ...]] = ("exact", "hnsw", "sq8", "ivfpq", "rabitq")
@@ -68,6 +74,8 @@ class MilvusEngine(RemoteEngine):
         self._client: Any = None
         self._is_lite: bool | None = None
         self._lock = threading.Lock()
+        self._new_names: dict[str, str] = {}  # of collections that are about to replace others
+        self._columns: dict[str, dict[str, Any]] = {}  # of collections, as they were read or written last
 
     def close(self) -> None:
         with self._lock:
@@ -78,26 +86,49 @@ class MilvusEngine(RemoteEngine):
     # the tables
 
     def read_facts(self, table: str) -> dict[str, Any] | None:
-        with self._faults(FACTS) as client:
-            if not (
-                client.has_collection(FACTS, timeout=self._seconds)
-                and client.has_collection(table, timeout=self._seconds)
-            ):
-                return None
-            return self._stored_facts(client, table)
+        with self._faults() as client:
+            collection = self._collection(client, table)
+        return None if collection is None else self._stored_facts(collection)
 
-    def _stored_facts(self, client: Any, table: str) -> dict[str, Any] | None:
-        """The facts under the name of a table, whether it has that name or not."""
-        found = self._query(client, FACTS, f'name == "{table}"', ["facts"])
-        return dict(found[0]["facts"]) if found else None
+    def _collection(self, client: Any, table: str) -> str | None:
+        """The collection that a name or an alias means; None if there is none."""
+        if not client.has_collection(table, timeout=self._seconds):
+            return None
+        return str(client.describe_collection(table, timeout=self._seconds)["collection_name"])
+
+    def _stored_facts(self, collection: str) -> dict[str, Any] | None:
+        """The facts under the name of a collection, whether it exists or not."""
+        with self._faults(FACTS) as client:
+            if not client.has_collection(FACTS, timeout=self._seconds):
+                return None
+            found = [row["facts"] for row in self._query(client, FACTS, _facts_of(collection), ["facts"])]
+        columns = sorted((each for each in found if OWNER in each), key=lambda each: (each["position"], each["column"]))
+        self._columns[collection] = {each["column"]: dict(each["kind"]) for each in columns}
+        own = next((each for each in found if OWNER not in each), None)
+        return None if own is None else {**own, "columns": dict(self._columns[collection])}
 
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
+        with self._faults() as client:
+            collection = self._collection(client, table) or table
+        self._store_facts(collection, facts)
+
+    def _store_facts(self, collection: str, facts: Mapping[str, Any]) -> None:
+        before = self._columns.get(collection, {})
+        rows = [{"name": collection, "facts": {name: value for name, value in facts.items() if name != "columns"}}]
+        for position, (name, kind) in enumerate(facts["columns"].items()):
+            if before.get(name) != kind:  # another writer may have changed others
+                fact = {OWNER: collection, "column": name, "kind": kind, "position": position}
+                key = hashlib.sha256(name.encode()).hexdigest()
+                rows.append({"name": f"{collection}.{key}", "facts": fact})
         with self._faults(FACTS) as client:
             self._create_facts(client)
-            row = {"name": table, "facts": dict(facts), VECTOR: [1.0, 0.0]}
-            client.upsert(FACTS, [row], timeout=self._seconds)
+            client.upsert(FACTS, [{**row, VECTOR: [1.0, 0.0]} for row in rows], timeout=self._seconds)
+        self._columns[collection] = {**facts["columns"]}
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
+        with self._faults() as client:
+            if self._collection(client, self.url.table) == self.url.table:
+                raise InputError(f"{self.url} is a collection, not an index of this version; drop it, or name another")
         fields = {"id": {"datatype": pymilvus.DataType.INT64, "is_primary": True}}
         self._create(table, fields, COLUMNS, dim, TYPES[kind], _build_parameters(kind, dim))
 
@@ -128,18 +159,32 @@ class MilvusEngine(RemoteEngine):
             client.flush(table, timeout=10 * self._seconds)
 
     def replace(self, table: str, by: str) -> None:
-        with self._faults(FACTS) as client:
-            facts = self._stored_facts(client, by)  # it may have its new name already, since an answer was lost
+        """The alias of a table is changed when the new collection is loaded and has its facts.
+
+        An index has two names for collections in turn. After a kill one may be left, which the next call drops.
+        """
+        first, second = (f"{table}_version_{number}" for number in (1, 2))
         with self._faults() as client:
-            if client.has_collection(by, timeout=self._seconds):
-                self._forget(table)  # those of the old vectors are never beside the new ones
-                if client.has_collection(table, timeout=self._seconds):
-                    client.drop_collection(table, timeout=self._seconds)
-                client.rename_collection(by, table, timeout=self._seconds)
-            client.load_collection(table, timeout=self._seconds)
-        if facts is not None:
-            self.write_facts(table, facts)
-            self._forget(by)
+            old = self._collection(client, table)
+            # An answer may be lost, and this be called again after the alias was changed.
+            new = self._new_names.setdefault(by, second if old == first else first)
+            self._rename(client, by, new)
+            client.load_collection(new, timeout=self._seconds)
+            if old is None:
+                client.create_alias(new, table, timeout=self._seconds)
+            elif old != new:
+                client.alter_alias(new, table, timeout=self._seconds)
+        self.drop(second if new == first else first)
+        self._forget(by)
+        del self._new_names[by]
+
+    def _rename(self, client: Any, by: str, new: str) -> None:
+        """Give a collection and its facts a new name, unless it has that name already, since an answer was lost."""
+        if client.has_collection(by, timeout=self._seconds):
+            if client.has_collection(new, timeout=self._seconds):
+                client.drop_collection(new, timeout=self._seconds)
+            self._store_facts(new, self._stored_facts(by) or {})
+            client.rename_collection(by, new, timeout=self._seconds)
 
     def drop(self, table: str) -> None:
         with self._faults() as client:
@@ -147,10 +192,10 @@ class MilvusEngine(RemoteEngine):
                 client.drop_collection(table, timeout=self._seconds)
         self._forget(table)
 
-    def _forget(self, table: str) -> None:
+    def _forget(self, collection: str) -> None:
         with self._faults(FACTS) as client:
             if client.has_collection(FACTS, timeout=self._seconds):
-                client.delete(FACTS, ids=[table], timeout=self._seconds)
+                client.delete(FACTS, filter=_facts_of(collection), timeout=self._seconds)
 
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """No room is needed, but numbers that become texts are written again."""
@@ -231,7 +276,7 @@ class MilvusEngine(RemoteEngine):
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         super().check_build(kind, dim, rescore)
         if rescore is not None:
-            raise InputError("Milvus chooses by itself what it compares exactly; leave out rescore")
+            raise InputError("Milvus chooses itself how many candidates it compares exactly; leave out rescore")
         if dim > MAX_DIM:
             raise InputError(f"Milvus has vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
 
@@ -239,7 +284,7 @@ class MilvusEngine(RemoteEngine):
         for record in records:
             for name, value in record.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise InputError(f"column {name!r} holds {value}, which JSON in Milvus cannot keep; leave it empty")
+                    raise InputError(f"column {name!r} holds {value}, which Milvus cannot store; leave it empty")
 
     # connection
 
@@ -289,6 +334,11 @@ class MilvusEngine(RemoteEngine):
         for secret in filter(None, [self._token, *self._token.split(":", 1)[1:]]):
             message = message.replace(secret, "***")
         return message
+
+
+def _facts_of(collection: str) -> str:
+    """The filter of the facts of a collection, with those of its columns."""
+    return f'name == "{collection}" or facts["{OWNER}"] == "{collection}"'
 
 
 def _is_transient(message: str) -> bool:

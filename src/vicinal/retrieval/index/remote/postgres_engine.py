@@ -357,7 +357,7 @@ class PostgresEngine(RemoteEngine):
         for record in records:
             for name, value in record.items():
                 if isinstance(value, str) and "\0" in value:
-                    raise InputError(f"column {name!r} holds a NUL character, which no text of PostgreSQL can hold")
+                    raise InputError(f"column {name!r} holds a NUL character, which PostgreSQL cannot store")
 
     # names
 

@@ -46,7 +46,7 @@ class PostgresWriter(SQLWriter):
         super().__init__(kinds, text, _quoted)
 
     def side(self, column: str, sign: str, as_number: bool, is_integer: bool) -> str:
-        """A column as it is compared; PostgreSQL converts nothing by itself, and sorts texts by a language."""
+        """A column as it is compared; PostgreSQL converts nothing implicitly, and sorts texts by a language."""
         name, kind = self.column_of(column), self.kinds[column].kind
         if kind == "boolean":
             return f"{name}::int" if as_number else name
@@ -65,7 +65,7 @@ class PostgresWriter(SQLWriter):
     def check_text(self, text: str) -> None:
         super().check_text(text)
         if "\0" in text:
-            self.fail("it holds a text with a NUL character, which no text of PostgreSQL has")
+            self.fail("it holds a text with a NUL character, which PostgreSQL cannot store")
 
 
 def _quoted(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The interface of a database that holds an index, and calls that outlast faults of the connection."""
+"""The interface of a database that holds an index, and calls that are retried after faults of the connection."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Rows:
 class RemoteEngine(ABC):
     """A database that holds tables of vectors.
 
-    Every method may raise :class:`TransientFault`, and may then be called again: writing twice what was written once
+    Every method may raise :class:`TransientFault`, and may then be called again: writing the same rows twice
     changes nothing. All take the name of a table, since an index is built beside the one that it replaces.
 
     Args:
@@ -238,7 +238,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self) -> Any:
-        """A connection that nobody else uses."""
+        """A connection that no other thread uses."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()

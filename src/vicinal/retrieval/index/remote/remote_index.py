@@ -169,7 +169,7 @@ class RemoteIndex(ImageIndex):
             yield rows.ids, rows.vectors
 
     def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
-        """Return the ids of images that follow a random number; ids have nothing to do with what images show."""
+        """Return the ids of images that follow a random number; ids do not depend on the content of images."""
         chosen = np.empty(0, np.int64)
         for after in (int(generator.integers(0, MAX_ID)), -1):
             for rows in self._pages(None, None, after=after):
@@ -226,14 +226,14 @@ class RemoteIndex(ImageIndex):
             timeout: seconds during which calls are repeated after faults of the connection.
 
         Raises:
-            InputError: the URL is wrong, there is no index, or the database refuses the connection.
+            InputError: the URL is wrong, the index does not exist, or the database refuses the connection.
             EngineUnavailableError: the database does not answer.
         """
         with ExitStack() as stack:
             engine = connect(EngineURL.parse(url), timeout)
             stack.callback(engine.close)
             if (facts := engine.call(engine.read_facts, engine.url.table)) is None:
-                raise InputError(f"{engine.url}: there is no index; build one with `vicinal index build`")
+                raise InputError(f"{engine.url}: no such index; build one with `vicinal index build`")
             index = cls(engine, facts)
             stack.pop_all()
             return index

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from vicinal.data.boxes import image_keys
 from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
+from vicinal.data.columns import image_keys
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
 from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, payload_of
@@ -27,7 +27,7 @@ from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, Inp
 FORMAT, VERSION = "vicinal-index", 1  # of the facts
 REFRESH_SECONDS = 5.0  # after which another process may have added columns
 UNFINISHED = "_building"  # the end of the name of a table until it has all rows
-CONTINUE = "repeat the call, it goes on from there: what was written stays, and nothing is written twice"
+CONTINUE = "repeat the call, it goes on from there: images written before stay, and nothing is written twice"
 
 
 class RemoteFacts:
@@ -41,7 +41,7 @@ class RemoteFacts:
 
     Attributes:
         values: the facts as they are now or were some seconds ago.
-        lock: to be held while what was read is changed.
+        lock: to be held while the facts are changed.
 
     Raises:
         InputError: they are of another version.
@@ -83,7 +83,7 @@ class RemoteFacts:
         self._accept(values)
 
     def take(self, values: Mapping[str, Any], since: Mapping[str, Any]) -> None:
-        """Take what was read in another way, unless this process has changed or read the facts since then."""
+        """Take facts that were read in another way, unless this process has changed or read the facts since then."""
         if self.values is since:
             self._accept(values)
 
@@ -280,7 +280,7 @@ def derived_ids(
 
 
 def id_of_key(key: str) -> int:
-    """The id of an image by its key, see :func:`vicinal.data.boxes.image_keys`."""
+    """The id of an image by its key, see :func:`vicinal.data.columns.image_keys`."""
     return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
 
 
