@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.data.batches.pixel_batches import CPU_BATCH
+from vicinal.data.batches.image_dataset import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
+from vicinal.models.backbones import check_patches, takes_one_size
 from vicinal.models.embedder import Embedder
 from vicinal.models.execution import check_device, eval_mode
-from vicinal.models.inputs import Images, check_patches, image_batches, takes_one_size
+from vicinal.models.inputs import Images, image_batches
 from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import track

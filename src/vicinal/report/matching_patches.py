@@ -13,8 +13,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vicinal.data.boxes import Box, crop_to_box
-from vicinal.data.images.decoding import convert_image, read_image
+from vicinal.data.columns import Box
+from vicinal.data.images.colors import convert_image
+from vicinal.data.images.decoding import crop_to_box, read_image
 from vicinal.data.images.image_ops import without_normalization
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.report.drawing import DPI, INK, PALE, write_figure
