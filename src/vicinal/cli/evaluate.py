@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,9 +16,12 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import Reranking
+    from vicinal.retrieval import Calibration, Reranking
     from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.evaluate import MakeReranking
     from vicinal.workflows.settings import EvaluationSettings
+
+VALIDATION = "val"  # the split on whose classes the weight of local features is chosen
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -70,7 +73,11 @@ def add_report(parser: Parser) -> None:
     parser.add_argument("--title", help="title of the page (default: the name of the source)")
     parser.add_argument("--map_images", type=integer_from(0), metavar="INT",
                         help="maximum number of images on the map (default: 2000)")  # fmt: skip
-    add_settings(parser, EvaluationSettings, skip=("intervals", "root", "group_by", "clusters", "protocol"))
+    add_settings(
+        parser,
+        EvaluationSettings,
+        skip=("intervals", "root", "group_by", "clusters", "open_set", "known_fraction", "calibration", "protocol"),
+    )
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
                         help="units that are resampled for confidence intervals (default: classes)")  # fmt: skip
     inputs.add_groups(parser)
@@ -104,6 +111,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
+    if arguments.rerank == "local":
+        make_reranking = _local_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
@@ -114,7 +123,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided)
+    calibrations = _calibrations(arguments, sources, settings) if settings.open_set else None
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided, calibrations)
     if divided and not is_main_process():
         return
     if arguments.per_query:
@@ -125,6 +135,15 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
         print_result(results.to_json())
     else:
         print_result(results.to_csv().rstrip() if arguments.csv else str(results))
+
+
+def _calibrations(
+    arguments: Arguments, sources: dict[str, EmbeddedTable], settings: EvaluationSettings
+) -> dict[str, Calibration]:
+    from vicinal.workflows.calibration_places import calibration_of
+
+    model = getattr(arguments, "model", None)
+    return {name: calibration_of(name, each, model, settings.calibration) for name, each in sources.items()}
 
 
 def report(arguments: Arguments) -> None:
@@ -172,18 +191,44 @@ def _settings(arguments: Arguments) -> EvaluationSettings:
     return settings
 
 
-def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking] | None:
+def _make_reranking(arguments: Arguments) -> MakeReranking | None:
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     if arguments.context and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
     reranking, refiner = inputs.read_reranking(arguments), inputs.load_refiner(arguments)
     if refiner is not None:
+        if arguments.rerank == "local":
+            raise InputError("--rerank local is for embeddings that are not refined; leave out --refiner")
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
-    return None if reranking is None else lambda _: reranking
+    return None if reranking is None else lambda *_: reranking
+
+
+def _local_reranking(arguments: Arguments) -> MakeReranking:
+    """The function that re-ranks a source by local features, with a weight chosen on its split val if none is given."""
+    from vicinal.workflows.local_features import with_local_features
+    from vicinal.workflows.settings import LocalSettings
+    from vicinal.workflows.source import Source
+
+    for name in [arguments.images] if arguments.images is not None else arguments.sources or [arguments.embeddings]:
+        if Source(name).is_stored:
+            raise InputError(f"{name} holds embeddings; --rerank local needs the images too: name them with --images")
+    method, settings = inputs.read_reranking(arguments), read_settings(LocalSettings, arguments, "local.")
+    validation: dict[str, EmbeddedTable] = {}
+    if getattr(arguments, "rerank.weight") is None:
+        try:
+            validation = _embedded(argparse.Namespace(**{**vars(arguments), "split": VALIDATION}))
+        except InputError as error:
+            raise InputError(f"the weight of local features is chosen on the split {VALIDATION}: {error}; or give the "
+                             "weight, such as --rerank.weight 0.5") from None  # fmt: skip
+    return lambda name, embedded: with_local_features(method, embedded, settings, name, validation.get(name))
 
 
 def _refinement(
-    refiner: ContextRefiner, context: Literal["everything", "gallery"], reranking: Any, embedded: EmbeddedTable
+    refiner: ContextRefiner,
+    context: Literal["everything", "gallery"],
+    reranking: Any,
+    name: str,
+    embedded: EmbeddedTable,
 ) -> Reranking:
     from vicinal.retrieval import Refinement, SequentialReranking
 
@@ -201,6 +246,8 @@ def _check_combination(arguments: Arguments) -> None:
          "without --rerank and --refiner"),
         (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
          "leave out --compare, --average, --rerank and --refiner"),
+        (hasattr(arguments, "open_set"), reranked, "--open_set is about embeddings without re-ranking; leave out "
+         "--rerank and --refiner"),
         (hasattr(arguments, "clusters"), reranked, "--clusters is about embeddings without re-ranking; leave out "
          "--rerank and --refiner"),
         (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
@@ -244,7 +291,7 @@ def _check_division(arguments: Arguments) -> None:
     if (arguments.devices or 1) > (os.cpu_count() or 1):
         raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
                          "as many")  # fmt: skip
-    for option in ("rerank", "refiner", "clusters"):
+    for option in ("rerank", "refiner", "clusters", "open_set"):
         if getattr(arguments, option, None):
             raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")
     for name in [arguments.images] if arguments.images is not None else arguments.sources:
@@ -269,7 +316,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        given.get("refiner") is not None,
+        given.get("refiner") is not None or bool(given.get("open_set")) or given.get("rerank") == "local",
     )
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
@@ -296,7 +343,8 @@ def _log_warnings(name: str, table: Table) -> None:
 
 
 OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
-          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices",
+          "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
+          "recall_at", "protocol", "devices",
           "checkpoint")  # fmt: skip
 
 

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
+    from vicinal.retrieval.individuals import enrolled_photos, identify
+    from vicinal.retrieval.linkage import average_linkage, cluster_photos
     from vicinal.retrieval.neighbors import Neighbors, range_search, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
     from vicinal.retrieval.refinement import Refinement, refine
     from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
+    from vicinal.retrieval.reranking.local import LocalReranking, PatchMatches
+    from vicinal.retrieval.reranking.local_features import LocalEncoder, LocalFeatures, StoredFeatures
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
@@ -35,9 +39,13 @@ __all__ = [
     "EngineUnavailableError",
     "ImageIndex",
     "Index",
+    "LocalEncoder",
+    "LocalFeatures",
+    "LocalReranking",
     "NeighborAverage",
     "Neighbors",
     "PCAWhitening",
+    "PatchMatches",
     "QueryExpansion",
     "QueryGallery",
     "ReciprocalReranking",
@@ -47,8 +55,13 @@ __all__ = [
     "Reranking",
     "SearchResult",
     "SequentialReranking",
+    "StoredFeatures",
     "UnitVectors",
+    "average_linkage",
     "class_similarities",
+    "cluster_photos",
+    "enrolled_photos",
+    "identify",
     "match_images",
     "range_search",
     "refine",

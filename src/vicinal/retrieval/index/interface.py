@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,13 @@ class ImageIndex(ABC):
         names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
         calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
         root = {} if self.root is None else {"root": self.root}
-        return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated}
+        local = {} if self.local_settings is None else {"local features": self._local_facts(self.local_settings)}
+        return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated, **local}
+
+    @staticmethod
+    def _local_facts(settings: Mapping[str, Any]) -> str:
+        rows, columns = settings["grid"]
+        return f"{rows} x {columns} patches of {settings['dim']} bytes, weight {settings['weight']:g}"
 
     @abstractmethod
     def _further_facts(self) -> dict[str, Any]: ...
@@ -132,6 +138,21 @@ class ImageIndex(ABC):
         if calibration is not None:
             calibration.check_model(self.fingerprint())
         self._change_settings(calibration=None if calibration is None else calibration.to_dict())
+
+    @property
+    def match_calibration(self) -> Calibration | None:
+        """The calibration if it is about single matches; None without one, or where it is about pooled identities."""
+        calibration = self.calibration
+        return None if calibration is None or calibration.pooling != "best" else calibration
+
+    @property
+    def unsure(self) -> list[str]:
+        """The keys (`Table.image_keys`) of images whose identity is not sure; they are not in the index."""
+        return list(self._settings.get("unsure") or ())
+
+    @unsure.setter
+    def unsure(self, keys: Collection[str]) -> None:
+        self._change_settings(unsure=sorted(set(keys)) or None)
 
     def fingerprint(self) -> str | None:
         """Return a text that identifies the model and the refiner of its vectors; None where the model is unknown."""
@@ -411,6 +432,15 @@ class ImageIndex(ABC):
     @abstractmethod
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
+
+    def local_codes(self, ids: Integers) -> dict[int, bytes]:
+        """Return the stored codes of local features of those ids that have some, see `vicinal index build --local`."""
+        return {}
+
+    @property
+    def local_settings(self) -> dict[str, Any] | None:
+        """How the local features that the index stores are computed; None without any."""
+        return self._settings.get("local_features")
 
     @abstractmethod
     def present(self, ids: npt.ArrayLike) -> Integers:
