@@ -13,7 +13,7 @@ from PIL import Image
 from tests.conftest import output
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
-from vicinal.retrieval import Index
+from vicinal.retrieval import ImageIndex, Index
 
 DIM = 6
 
@@ -111,6 +111,18 @@ def test_wrong_decisions_change_nothing(lines: list[str], message: str, station:
     said = capsys.readouterr().err
     assert message.replace("line 2", "line 3").replace("line 3: another", "line 4: another") in said
     assert said.count("\n") == 1
+    assert (labels(), Index.load("gallery").unsure) == (before, [])
+
+
+def test_decisions_are_one_transaction(station: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: ImageIndex, keys: object) -> None:
+        raise OSError("no space left")
+
+    before = labels()
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageIndex, "unsure", property(lambda _: [], fail))
+        words = ["enroll", "gallery", "--source", "second.parquet", "--decisions"]
+        assert main([*words, decided("0/0.png,same,cat 0", "1/3.png,not sure,")]) == 1
     assert (labels(), Index.load("gallery").unsure) == (before, [])
 
 
