@@ -177,3 +177,14 @@ def test_images_are_embedded_by_the_model_of_the_gallery(run: Path, photos: Path
     words = ["enroll", tmp_path / "gallery", "--source", broken, "--decisions", tmp_path / "d.csv"]
     assert main([str(word) for word in words]) == 2
     assert len(Index.load(tmp_path / "gallery")) == 49
+
+
+def test_integer_identities_become_text_with_the_first_name(station: Path, capsys) -> None:
+    frame = pd.DataFrame({"path": [f"/lost/{each}.png" for each in range(3)], "label": [4, 4, 9]})
+    save_embeddings("numbers.parquet", np.eye(DIM, dtype=np.float32)[:3], Table(frame))
+    output(capsys, "enroll", "numbered", "--source", "numbers.parquet")
+    words = ["enroll", "numbered", "--source", "second.parquet", "--decisions"]
+    output(capsys, *words, decided("0/0.png,same,4", "3/1.png,new,10"))
+    assert Index.load("numbered").metadata.frame["label"].tolist() == [4, 4, 9, 4, 10]
+    output(capsys, *words, decided("3/2.png,same,10", "4/4.png,new,Mimi"))
+    assert Index.load("numbered").metadata.frame["label"].tolist() == ["4", "4", "9", "4", "10", "10", "Mimi"]
