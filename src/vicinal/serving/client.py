@@ -83,7 +83,10 @@ class Client(AbstractContextManager["Client"]):
         fields, results = {"k": k, **options, **({} if where is None else {"filter": where})}, []
         for query, answer in zip(queries, self._post("search", queries, [fields] * len(queries)), strict=True):
             record = {"path": os.fspath(query)} if isinstance(query, str | os.PathLike) else {}
-            matches = [_record(match) | {"score": match["score"]} for match in answer["matches"]]
+            names = ("score", "matching_patches")  # the latter after a re-ranking by local features
+            matches = [
+                _record(match) | {name: match[name] for name in names if name in match} for match in answer["matches"]
+            ]
             best = answer["matches"][0] if matches else {"score": None, "probability": None}
             decision = Decision(answer["is_match"], answer.get("label"), best["score"], best["probability"])
             results.append(SearchResult(record, matches, None if answer["is_match"] is None else decision))
