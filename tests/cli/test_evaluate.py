@@ -89,6 +89,32 @@ def test_it_says_how_many_labels_are_noisy_and_that_training_images_are_evaluate
     assert messages[1] == ""
 
 
+def test_open_set_identification_has_intervals_and_needs_a_calibration(tmp_path: Path, capsys) -> None:
+    rng, labels = np.random.default_rng(0), np.arange(24).repeat(5)
+    vectors = rng.normal(size=(24, 8))[labels] + 0.4 * rng.normal(size=(120, 8))
+    file = tmp_path / "v.parquet"
+    save_embeddings(file, vectors.astype(np.float32), Table(pd.DataFrame({"label": labels})))
+    assert main(["evaluate", str(file), "--open_set"]) == 2
+    assert "has no calibration, which --open_set needs; make one: vicinal calibrate" in capsys.readouterr().err
+    output(capsys, "calibrate", file, "--out", tmp_path / "c.json", "--false_accept_rate", 0.1)
+    words = ["evaluate", file, "--open_set", "--calibration", tmp_path / "c.json", "--intervals", "--json"]
+    rows = {row["metric"]: row for row in json.loads(output(capsys, *words))["results"]}
+    for name in ("closed_set_accuracy", "identification_rate", "known_as_new", "unknown_rate", "new_ARI", "new_F1"):
+        assert 0 <= rows[name]["low"] <= rows[name]["value"] <= rows[name]["high"] <= 1, name
+    assert rows["closed_set_accuracy"]["value"] > 0.8
+    assert rows["new_F1"]["value"] > 0.5
+    for flags, message in (
+        (["--calibration", "c.json"], "calibration is about open_set"),
+        (["--open_set", "--known_fraction", "1"], "known_fraction = 1.0 is invalid"),
+        (["--open_set", "--rerank", "contextual"], "--open_set is about embeddings without re-ranking"),
+        (["--open_set", "--calibration", "lost.json"], "lost.json"),
+    ):
+        assert main(["evaluate", str(file), *flags]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1
+
+
 def test_local_features_with_the_weight_of_the_validation_classes(photos: Path, run: Path, tmp_path, capsys) -> None:
     frame = load_table(str(photos)).frame
     classes = sorted(frame["label"].unique())

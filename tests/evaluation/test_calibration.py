@@ -146,7 +146,7 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "it is not a calibration"),
-        ({"version": 2}, "it has version 2; this Vicinal reads 1"),
+        ({"version": 1}, "it has version 1; this Vicinal reads 2"),
         ({"extra": 1}, "extra is missing or unknown"),
         ({"threshold": "high"}, "threshold = 'high' must be a number"),
         ({"threshold": float("nan")}, "threshold = nan must be a number"),
@@ -158,6 +158,8 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
         ({"num_queries": 1.5}, "num_queries = 1.5 must be a whole number"),
         ({"fingerprint": 3}, "fingerprint must be text or null"),
         ({"score": "distance"}, "score = 'distance' is unknown"),
+        ({"pooling": "median"}, "pooling = 'median' is unknown; use best, mean, centroid"),
+        ({"cluster_threshold": "high"}, "cluster_threshold = 'high' must be a number"),
     ],
 )
 def test_damaged_files_are_told(change: dict[str, object], message: str, tmp_path) -> None:

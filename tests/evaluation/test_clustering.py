@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import linkage
+from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from vicinal.data.table import Table
-from vicinal.evaluation import cluster, cluster_metrics
+from vicinal.evaluation import cluster, cluster_metrics, cluster_threshold
 from vicinal.utils.errors import InputError
 
 
@@ -104,3 +106,26 @@ def test_bad_input() -> None:
     vectors[3] = np.nan
     with pytest.raises(InputError, match="embedding 3 holds NaN"):
         cluster(vectors, table)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_threshold_of_clusters_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 12, 50)
+    vectors = rng.normal(size=(12, 6))[labels] + 0.6 * rng.normal(size=(50, 6))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    heights = np.sort(linkage(unit, "average", "cosine")[:, 2])
+    scores = {}
+    for threshold in (heights + np.append(heights[1:], 2.0)) / 2:
+        model = AgglomerativeClustering(None, metric="cosine", linkage="average", distance_threshold=threshold)
+        (_, found), (missed, right) = pair_confusion_matrix(labels, model.fit_predict(unit))
+        scores[threshold] = 2 * right / (2 * right + found + missed)
+    best = cluster_threshold(vectors, Table(pd.DataFrame({"label": labels})))
+    assert best is not None
+    nearest = min(scores, key=lambda threshold: abs(1 - threshold - best))
+    assert scores[nearest] == max(scores.values())
+    assert 1 - nearest == pytest.approx(best, abs=1e-6)
+
+
+def test_classes_of_one_image_have_no_threshold() -> None:
+    assert cluster_threshold(np.eye(3), Table(pd.DataFrame({"label": [0, 1, 2]}))) is None

@@ -38,7 +38,15 @@ def value_of(best: dict[int, float], score: str) -> float:
     return first if score == "similarity" else first - second
 
 
-def reference(vectors: np.ndarray, table: Table, score: str) -> tuple[list, list]:
+def pooled(unit: np.ndarray, query: int, rows: list[int], pooling: str) -> float:
+    similarities = sorted((float(unit[query] @ unit[row]) for row in rows), reverse=True)
+    if pooling == "centroid":
+        total = unit[rows].sum(axis=0)
+        return float(unit[query] @ total / np.linalg.norm(total))
+    return similarities[0] if pooling == "best" else float(np.mean(similarities[:2]))
+
+
+def reference(vectors: np.ndarray, table: Table, score: str, pooling: str = "best") -> tuple[list, list]:
     """Known queries as (score, is right), and the scores of unknown ones, by loops over images and classes."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     frame, known, unknown = table.frame, [], []
@@ -46,11 +54,12 @@ def reference(vectors: np.ndarray, table: Table, score: str) -> tuple[list, list
     is_query, is_gallery = frame.get("is_query", everything), frame.get("is_gallery", everything)
     group = frame.get("group", pd.Series(-1, index=frame.index))
     for query in np.flatnonzero(is_query):
-        best: dict[int, float] = {}
+        found: dict[int, list[int]] = {}
         for row in np.flatnonzero(is_gallery):
             same = frame.label[row] == frame.label[query]
             if row != query and not (same and group[row] == group[query] >= 0):
-                best[frame.label[row]] = max(best.get(frame.label[row], -2.0), float(unit[query] @ unit[row]))
+                found.setdefault(frame.label[row], []).append(row)
+        best = {name: pooled(unit, query, rows, pooling) for name, rows in found.items()}
         own = best.get(frame.label[query])
         rest = {name: value for name, value in best.items() if name != frame.label[query]}
         if own is not None:
@@ -61,14 +70,17 @@ def reference(vectors: np.ndarray, table: Table, score: str) -> tuple[list, list
 
 @pytest.mark.parametrize("score", ["similarity", "margin"])
 @pytest.mark.parametrize("columns", [{}, {"group": True}, {"sides": True}])
-def test_scores_equal_loops_over_images_and_classes(score: str, columns: dict[str, bool], monkeypatch) -> None:
+@pytest.mark.parametrize("pooling", ["best", "mean", "centroid"])
+def test_scores_equal_loops_over_images_and_classes(
+    pooling: str, score: str, columns: dict[str, bool], monkeypatch
+) -> None:
     vectors, table = clusters(3, **columns)
-    known, unknown = reference(vectors, table, score)
+    known, unknown = reference(vectors, table, score, pooling)
     for rows in (1024, 7):
         monkeypatch.setattr(module, "BLOCK_ROWS", 256 if rows == 7 else 4096)
         monkeypatch.setattr(module, "MAX_ROWS", rows)
         monkeypatch.setattr(module, "MIN_ROWS", min(rows, 64))
-        found = open_set_scores(vectors, table, score)
+        found = open_set_scores(vectors, table, score, pooling)
         np.testing.assert_allclose(found.known, [value for value, _ in known], atol=1e-6)
         assert found.is_right.tolist() == [right for _, right in known]
         np.testing.assert_allclose(found.unknown, unknown, atol=1e-6)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import helper
@@ -13,6 +14,7 @@ from onnx import helper
 from tests.models.refiner_reference import trained
 from vicinal.data import Table
 from vicinal.export import ExportSettings, OnnxEmbedder
+from vicinal.export.bias_correction import BiasCorrection
 from vicinal.export.conversion import to_int8
 from vicinal.export.exporter import _calibration_batches
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable
@@ -91,6 +93,36 @@ def test_sensitive_layers_stay_in_float32(
     to_int8(tmp_path / "a.onnx", tmp_path / "b.onnx", iter([RNG.normal(size=(2, 4, 5, 5)).astype(np.float32)]))
     found = {node.name: node.input for node in onnx.load(str(tmp_path / "b.onnx")).graph.node}
     assert [f"w{number}" in found[f"c{number}"] for number in range(4)] == stays
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("Conv", 1), ("Conv", 4), ("Gemm", 1)])
+def test_rounded_weights_leave_the_mean_of_each_channel(
+    kind: str, groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = (5, 5) if kind == "Conv" else ()
+    images = RNG.random((64, 16, *sides)).astype(np.float32)
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, 16, *sides]) for name in "xy"]
+    shapes = {"u": (16, 16), "w": (16, 16 // groups)}
+    tensors = {name: RNG.normal(size=(*shape, *(1 for _ in sides))) for name, shape in shapes.items()}
+    tensors |= {f"{name} bias": RNG.normal(size=16) for name in tensors}
+    more = {"group": groups} if kind == "Conv" else {"transB": 1}
+    first = {"group": 1} if kind == "Conv" else more
+    nodes = [helper.make_node(kind, ["x", "u", "u bias"], ["h"], "first", **first)]
+    nodes += [helper.make_node("Relu", ["h"], ["r"], "relu")]
+    nodes += [helper.make_node(kind, ["r", "w", "w bias"], ["y"], "second", **more)]
+    stored = [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()]
+    graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
+
+    def means(name: str) -> np.ndarray:
+        (found,) = onnxruntime.InferenceSession(tmp_path / name).run(None, {"x": images})
+        return found.mean(axis=(0, *range(2, found.ndim)))
+
+    to_int8(tmp_path / "a.onnx", tmp_path / "corrected.onnx", iter([images[:40], images[40:]]))
+    monkeypatch.setattr(BiasCorrection, "apply", lambda *_: None)
+    to_int8(tmp_path / "a.onnx", tmp_path / "rounded.onnx", iter([images]))
+    corrected, rounded = (np.abs(means(f"{name}.onnx") - means("a.onnx")).mean() for name in ("corrected", "rounded"))
+    assert corrected < 0.6 * rounded
 
 
 def test_an_export_that_takes_two_images_only_is_refused(model: Embedder) -> None:

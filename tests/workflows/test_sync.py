@@ -113,6 +113,22 @@ def test_images_of_a_folder_that_cannot_be_listed_are_kept(
         assert held(index) == ["kiwi2", "owl1", "owl2"]
 
 
+def test_images_behind_a_link_to_a_folder_that_is_away_are_kept(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index, embed, disk = tmp_path / "index", Embedding(), tmp_path / "disk"
+    disk.mkdir()
+    (photos / "owl").symlink_to(disk)
+    files(disk, owl1="0.1", owl2="0.2")
+    (photos / "kiwi").mkdir()
+    files(photos / "kiwi", kiwi1="0.1")
+    sync(index, Table.from_folder(photos), embed)
+    disk.rename(tmp_path / "unmounted")
+    sync(index, Table.from_folder(photos), embed, below=photos)
+    assert f"{photos}/owl: a link to nothing; the images in this folder are left out" in capsys.readouterr().err
+    assert held(index) == ["kiwi1", "owl1", "owl2"]
+
+
 def test_nothing_is_embedded_or_written_without_a_change(photos: Path, tmp_path: Path) -> None:
     index, embed = tmp_path / "index", Embedding()
     table = files(photos, a="0.1", b="0.2")

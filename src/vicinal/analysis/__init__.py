@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vicinal.analysis.clustering import Clusters, clusters, embedding_map
     from vicinal.analysis.duplicates import duplicate_groups, exact_duplicates, near_duplicates, pixel_similarities
     from vicinal.analysis.findings import Findings, find_problems
+    from vicinal.analysis.identities import photo_quality
     from vicinal.analysis.mislabeled import class_probabilities, confident_label_errors, label_errors
     from vicinal.analysis.neighbors import (
         Hubness,
@@ -56,6 +57,7 @@ __all__ = [
     "near_duplicates",
     "outliers",
     "pair_similarities",
+    "photo_quality",
     "pixel_similarities",
     "queries_by_score",
     "query_changes",

@@ -166,10 +166,11 @@ def _check_files_to_write(arguments: Arguments) -> None:
         if other != f"--{flag}":
             raise InputError(f"--{flag} {file}: is {other} too; name another file")
         if flag == "csv" and os.path.exists(file):
-            _check_undecided(file)
+            check_not_decided(file)
 
 
-def _check_undecided(file: str) -> None:
+def check_not_decided(file: str) -> None:
+    """Refuse to write over a file of decisions."""
     from vicinal.workflows.clean import num_decisions
 
     if number := num_decisions(file):

@@ -16,7 +16,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import Reranking
+    from vicinal.retrieval import Calibration, Reranking
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.evaluate import MakeReranking
     from vicinal.workflows.settings import EvaluationSettings
@@ -73,7 +73,11 @@ def add_report(parser: Parser) -> None:
     parser.add_argument("--title", help="title of the page (default: the name of the source)")
     parser.add_argument("--map_images", type=integer_from(0), metavar="INT",
                         help="maximum number of images on the map (default: 2000)")  # fmt: skip
-    add_settings(parser, EvaluationSettings, skip=("intervals", "root", "group_by", "clusters", "protocol"))
+    add_settings(
+        parser,
+        EvaluationSettings,
+        skip=("intervals", "root", "group_by", "clusters", "open_set", "known_fraction", "calibration", "protocol"),
+    )
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
                         help="units that are resampled for confidence intervals (default: classes)")  # fmt: skip
     inputs.add_groups(parser)
@@ -119,7 +123,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided)
+    calibrations = _calibrations(arguments, sources, settings) if settings.open_set else None
+    evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided, calibrations)
     if divided and not is_main_process():
         return
     if arguments.per_query:
@@ -130,6 +135,15 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
         print_result(results.to_json())
     else:
         print_result(results.to_csv().rstrip() if arguments.csv else str(results))
+
+
+def _calibrations(
+    arguments: Arguments, sources: dict[str, EmbeddedTable], settings: EvaluationSettings
+) -> dict[str, Calibration]:
+    from vicinal.workflows.calibration_places import calibration_of
+
+    model = getattr(arguments, "model", None)
+    return {name: calibration_of(name, each, model, settings.calibration) for name, each in sources.items()}
 
 
 def report(arguments: Arguments) -> None:
@@ -232,6 +246,8 @@ def _check_combination(arguments: Arguments) -> None:
          "without --rerank and --refiner"),
         (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
          "leave out --compare, --average, --rerank and --refiner"),
+        (hasattr(arguments, "open_set"), reranked, "--open_set is about embeddings without re-ranking; leave out "
+         "--rerank and --refiner"),
         (hasattr(arguments, "clusters"), reranked, "--clusters is about embeddings without re-ranking; leave out "
          "--rerank and --refiner"),
         (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
@@ -275,7 +291,7 @@ def _check_division(arguments: Arguments) -> None:
     if (arguments.devices or 1) > (os.cpu_count() or 1):
         raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
                          "as many")  # fmt: skip
-    for option in ("rerank", "refiner", "clusters"):
+    for option in ("rerank", "refiner", "clusters", "open_set"):
         if getattr(arguments, option, None):
             raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")
     for name in [arguments.images] if arguments.images is not None else arguments.sources:
@@ -300,7 +316,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        given.get("refiner") is not None or given.get("rerank") == "local",
+        given.get("refiner") is not None or bool(given.get("open_set")) or given.get("rerank") == "local",
     )
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
@@ -327,7 +343,8 @@ def _log_warnings(name: str, table: Table) -> None:
 
 
 OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
-          "csv", "group_by", "clusters", "hierarchy", "metrics", "recall_at", "protocol", "devices",
+          "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
+          "recall_at", "protocol", "devices",
           "checkpoint")  # fmt: skip
 
 

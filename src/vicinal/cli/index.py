@@ -34,7 +34,7 @@ def index(arguments: Arguments) -> None:
 
 def build(arguments: Arguments) -> None:
     """Build an index of images or of embeddings."""
-    _check_source(arguments)
+    check_source(arguments)
     from vicinal.workflows.sync import index_exists
 
     if not arguments.overwrite and index_exists(arguments.index, arguments.timeout):
@@ -49,7 +49,7 @@ def build(arguments: Arguments) -> None:
 def add(arguments: Arguments) -> None:
     """Add the images that an index does not have yet, or whose files have changed."""
     inputs.check_index(arguments.index)
-    _check_source(arguments)
+    check_source(arguments)
     add_images(arguments)
     _print_facts(arguments)
 
@@ -71,7 +71,7 @@ def sync(arguments: Arguments) -> None:
             raise InputError(
                 f"{arguments.kind} is learned from all images at once; build the index first, and sync it later"
             )
-        _check_source(arguments)
+        check_source(arguments)
         sync_images(arguments, drop=True)
     _print_facts(arguments)
 
@@ -132,7 +132,8 @@ def _print_facts(arguments: Arguments) -> None:
 # mistakes that are refused before anything is read or embedded
 
 
-def _check_source(arguments: Arguments) -> None:
+def check_source(arguments: Arguments) -> None:
+    """Raise InputError for flags that contradict each other and for what does not exist; before anything slow."""
     kind = getattr(arguments, "kind", None)
     _check_local(arguments)
     if getattr(arguments, "rescore", None) is not None and not kind:

@@ -19,6 +19,7 @@ from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
 from vicinal.cli.index import INDEX_VERBS, delete, index
+from vicinal.cli.individuals import add_enroll, add_identify, enroll, identify
 from vicinal.cli.models import add_export, add_models, export, models
 from vicinal.cli.search import add_search, add_serve, search, serve
 from vicinal.cli.train import add_recipe, refine, train
@@ -49,6 +50,8 @@ VERBS: dict[Verb, AddFlags | Mapping[Verb, AddFlags]] = {
     whiten: add_whiten,
     index: INDEX_VERBS,
     search: add_search,
+    enroll: add_enroll,
+    identify: add_identify,
     serve: add_serve,
     export: add_export,
 }

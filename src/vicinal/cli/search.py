@@ -79,7 +79,7 @@ def search(arguments: Arguments) -> None:
     reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
     has_minimum = arguments.min_score is not None or arguments.min_probability is not None
     find: Callable[..., Sequence[SearchResult]] = search_images
-    if has_minimum or (index.calibration is not None and reranking is None):
+    if has_minimum or (index.match_calibration is not None and reranking is None):
         warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []

@@ -1,4 +1,4 @@
-"""Decisions about images, such as those made on the page of `vicinal clean`, turned into a new table."""
+"""Decisions about images, such as those made on the pages of `vicinal clean` and `vicinal identify`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,23 @@ from vicinal.data.table import Table
 from vicinal.data.table_files import INTEGER, read_csv
 from vicinal.utils.errors import InputError, one_line
 
-DECISIONS = ("drop", "relabel", "keep")
+
+class Vocabulary(NamedTuple):
+    """What a file of decisions may say.
+
+    Attributes:
+        decisions: the words of the column `decision`; it may be empty too.
+        naming: those that need a name.
+        name_column: the column of the name.
+    """
+
+    decisions: tuple[str, ...]
+    naming: tuple[str, ...]
+    name_column: str
+
+
+CLEANING = Vocabulary(("drop", "relabel", "keep"), ("relabel",), "new_label")
+IDENTIFYING = Vocabulary(("same", "new", "not sure"), ("same", "new"), "identity")
 
 
 class Decision(NamedTuple):
@@ -66,17 +82,20 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
     return Table(frame.drop(index=dropped))
 
 
-def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict[int, Decision]:
+def decided_rows(
+    table: Table, path: Path, ignore_missing: bool = False, vocabulary: Vocabulary = CLEANING
+) -> dict[int, Decision]:
     """Read a file as :func:`apply_decisions` does; returns the decision by the row of each image that has one.
 
     Args:
         table: the images.
         path: the file.
         ignore_missing: leave out decisions about images that are not in the table.
+        vocabulary: what may be decided.
     """
     frame = read_csv(path)
-    needed = ("decision", "path" if table.has("path") else "row")
-    for column in (*needed, "row", "new_label"):
+    needed, name_column = ("decision", "path" if table.has("path") else "row"), vocabulary.name_column
+    for column in (*needed, "row", name_column):
         count = list(frame.columns).count(column)
         if count > 1 or (not count and column in needed):
             raise InputError(
@@ -84,16 +103,18 @@ def decided_rows(table: Table, path: Path, ignore_missing: bool = False) -> dict
                 "decision, each once"
             )
     actions = frame["decision"].str.strip().str.lower()
-    _check_no_label_alone(frame.assign(decision=actions), path)
+    if vocabulary is CLEANING:
+        _check_no_label_alone(frame.assign(decision=actions), path)
     frame = frame.assign(decision=actions)[actions != ""]
-    labels = frame["new_label"] if "new_label" in frame else pd.Series("", index=frame.index)
+    labels = frame[name_column] if name_column in frame else pd.Series("", index=frame.index)
     images = frame["path" if table.has("path") else "row"]
     rows = frame["row"] if "row" in frame else pd.Series("", index=frame.index)
     find = _Finder(table)
     decided: dict[int, Decision] = {}
     for line, image, row_text, action, label in zip(frame.index, images, rows, frame["decision"], labels, strict=True):
         where = f"{path}, line {line}"
-        decision = _checked(Decision(action, label.strip() if action == "relabel" else "", where))
+        name = label.strip() if action in vocabulary.naming else ""
+        decision = _checked(Decision(action, name, where), vocabulary)
         if ignore_missing and not find.knows(image):
             continue
         row = find(image, row_text, where)
@@ -117,13 +138,14 @@ def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
         )
 
 
-def _checked(decision: Decision) -> Decision:
-    if decision.action not in DECISIONS:
+def _checked(decision: Decision, vocabulary: Vocabulary) -> Decision:
+    if decision.action not in vocabulary.decisions:
         raise InputError(
-            f"{decision.where}: decision is {_quoted(decision.action)}; it can be {', '.join(DECISIONS)} or empty"
+            f"{decision.where}: decision is {_quoted(decision.action)}; it can be {', '.join(vocabulary.decisions)} or "
+            "empty"
         )
-    if decision.action == "relabel" and not decision.new_label:
-        raise InputError(f"{decision.where}: relabel, but no new_label; give one")
+    if decision.action in vocabulary.naming and not decision.new_label:
+        raise InputError(f"{decision.where}: {decision.action}, but no {vocabulary.name_column}; give one")
     return decision
 
 

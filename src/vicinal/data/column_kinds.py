@@ -16,6 +16,7 @@ from vicinal.data.columns import is_unicode
 from vicinal.utils.errors import InputError
 
 MAX_INTEGER = 2**63 - 1
+MAX_EXACT = 2**53  # a float holds every integer up to here
 # no larger exponents, since databases refuse numbers that a float cannot hold
 NUMBER = re.compile(r" *[+-]?([0-9]{1,200}(\.[0-9]{0,200})?|\.[0-9]{1,200})([eE][+-]?[0-9]{1,2})? *")
 KINDS_OF_DTYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating"}
@@ -84,7 +85,28 @@ def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
         for value in (max(values), min(values)):
             if not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
                 raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; make it a text")
-    return list(map({"integer": int, "floating": float, "boolean": bool}[kind], values))
+    if kind == "floating":
+        return [value if type(value) is float else exact_float(value, column) for value in values]
+    return list(map({"integer": int, "boolean": bool}[kind], values))
+
+
+def exact_float(value: Any, column: str) -> float:
+    """A number of a column as a float.
+
+    Raises:
+        InputError: it is an integer that might be rounded.
+    """
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        raise rounded_integers(column)
+    return float(value)
+
+
+def rounded_integers(column: str) -> InputError:
+    """The error of integers that are too large to be floats."""
+    return InputError(
+        f"column {column!r} has integers beyond 2**53 beside numbers with fractions, among which they would be "
+        "rounded; make it a text"
+    )
 
 
 def _text(value: Any) -> str:
@@ -136,10 +158,11 @@ def _merged(name: str, old: ColumnKind, new: ColumnKind) -> ColumnKind:
     )
 
 
-def converted(value: Any, kind: ColumnKind) -> Any:
-    """A value, or None for a missing one, as a column of a kind keeps it."""
-    change = {"floating": float, "string": str}.get(kind.kind)
-    return value if value is None or change is None else change(value)
+def converted(value: Any, kind: ColumnKind, column: str) -> Any:
+    """A value, or None for a missing one, as a column of a kind keeps it; raises as :func:`exact_float`."""
+    if value is None or kind.kind not in ("floating", "string"):
+        return value
+    return str(value) if kind.kind == "string" else exact_float(value, column)
 
 
 def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | float] | bool:

@@ -114,12 +114,6 @@ def _with_checked_boxes(columns: dict[str, pd.Series]) -> dict[str, pd.Series]:
     return columns | numbers
 
 
-def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
-    """Whether the edges are finite and hold at least a part of the quadrant in which images lie, elementwise."""
-    finite = np.isfinite([x_1, y_1, x_2, y_2]).all(axis=0)
-    return finite & (np.less(x_1, x_2) & np.less(y_1, y_2)) & (np.greater(x_2, 0) & np.greater(y_2, 0))
-
-
 def _numbers(values: pd.Series, column: str) -> pd.Series:
     filled = values.mask(values.astype("str") == "")
     numbers = pd.to_numeric(filled, errors="coerce").astype(np.float64)
@@ -229,6 +223,12 @@ def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
         return [None] * len(frame)
     edges = frame[list(BOX_COLUMNS)].to_numpy(dtype=np.float64, na_value=np.nan)
     return [None if math.isnan(row[0]) else (row[0], row[1], row[2], row[3]) for row in edges.tolist()]
+
+
+def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
+    """Whether the edges are finite and hold at least a part of the quadrant in which images lie, elementwise."""
+    finite = np.isfinite([x_1, y_1, x_2, y_2]).all(axis=0)
+    return finite & (np.less(x_1, x_2) & np.less(y_1, y_2)) & (np.greater(x_2, 0) & np.greater(y_2, 0))
 
 
 def image_keys(frame: pd.DataFrame) -> list[str]:

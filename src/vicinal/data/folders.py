@@ -122,6 +122,8 @@ def find_images(folder: Path) -> FoundFiles:
                 continue
             if is_image_file(name):
                 images += [path] if os.path.isfile(path) or not os.path.exists(path) else []  # no pipes; dangling links
+            elif os.path.islink(path) and not os.path.exists(path):  # perhaps to a folder that is not mounted
+                found.unlisted[path] = "a link to nothing"
             else:
                 found.others[os.path.splitext(name)[1].lower()] += 1
     found.images = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_met, evaluate_vehicle_id
     from vicinal.evaluation.bootstrap import confidence_intervals, paired_differences
     from vicinal.evaluation.calibration import calibrate, operating_points
-    from vicinal.evaluation.clustering import Clustering, cluster, cluster_metrics
+    from vicinal.evaluation.clustering import Clustering, cluster, cluster_agreement, cluster_metrics, cluster_threshold
     from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
+    from vicinal.evaluation.identification import IdentificationEvaluation, enrolled_rows, evaluate_identification
     from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
     from vicinal.evaluation.open_set import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Clustering",
     "Evaluation",
+    "IdentificationEvaluation",
     "ModelCost",
     "OpenSetScores",
     "PairsEvaluation",
@@ -53,7 +55,9 @@ __all__ = [
     "calibrate",
     "choose_weight",
     "cluster",
+    "cluster_agreement",
     "cluster_metrics",
+    "cluster_threshold",
     "coarse_columns",
     "compare_models",
     "compare_reranking",
@@ -61,8 +65,10 @@ __all__ = [
     "cost_frame",
     "count_noisy_labels",
     "count_query_classes",
+    "enrolled_rows",
     "evaluate",
     "evaluate_arrays",
+    "evaluate_identification",
     "evaluate_listed_positives",
     "evaluate_met",
     "evaluate_pairs",

@@ -25,7 +25,8 @@ def confidence_intervals(
 ) -> pd.DataFrame:
     """Bootstrap intervals of every metric that is a mean over queries.
 
-    A metric of the whole set, such as NMI, has no scores of single queries and therefore no interval.
+    A metric of the whole set, such as NMI, has no scores of single queries and therefore no interval, unless the
+    evaluation has one, from its classes.
 
     Args:
         evaluation: of the table.
@@ -50,7 +51,11 @@ def confidence_intervals(
     scores = np.column_stack(list(evaluation.per_query.values()))
     totals = unit_totals(scores, evaluation, table, resampling.resample_by)
     low, high = bootstrap_bounds(totals, resampling)
-    return pd.DataFrame({"low": low, "high": high}, index=list(evaluation.per_query))
+    found = pd.DataFrame({"low": low, "high": high}, index=list(evaluation.per_query))
+    if not evaluation.set_intervals or resampling.resample_by != "classes":
+        return found
+    of_set = pd.DataFrame.from_dict(dict(evaluation.set_intervals), orient="index", columns=["low", "high"])
+    return pd.concat([found, of_set])
 
 
 def bootstrap_bounds(totals: UnitTotals, resampling: Resampling) -> tuple[Doubles, Doubles]:

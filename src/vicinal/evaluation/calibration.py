@@ -9,7 +9,9 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.bootstrap import bootstrap_bounds
+from vicinal.evaluation.clustering import cluster_threshold
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
+from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
 from vicinal.evaluation.thresholds import (
     check_rate,
@@ -21,7 +23,7 @@ from vicinal.evaluation.thresholds import (
     threshold_at,
     threshold_interval,
 )
-from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, ScoreKind
+from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, Pooling, ScoreKind
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
@@ -41,6 +43,7 @@ def calibrate(
     fingerprint: str | None = None,
     scores: OpenSetScores | None = None,
     ood: Floats | None = None,
+    pooling: Pooling = "best",
 ) -> Calibration:
     """Choose a threshold for "match or none", and find the probability that the best match of a search is right.
 
@@ -69,6 +72,7 @@ def calibrate(
         scores: those of :func:`~vicinal.evaluation.open_set_scores`, if they are known already.
         ood: the scores of out-of-distribution queries, see :func:`~vicinal.evaluation.ood_scores`; of these
             too, no more than the rate are accepted.
+        pooling: how the images of a class are pooled, see :func:`~vicinal.retrieval.class_similarities`.
 
     Raises:
         InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is invalid; there are fewer
@@ -89,7 +93,7 @@ def calibrate(
         raise InputError(f"unknown_fraction = {unknown_fraction} is invalid; use one from 0 to 1")
     if resampling.resample_by != "classes":
         raise InputError("a calibration is for other classes; resample classes, not queries")
-    scores = scores or open_set_scores(embeddings, table, score)
+    scores = scores or open_set_scores(embeddings, table, score, pooling)
     num_classes = len(np.unique(scores.unknown_classes))
     if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
         raise InputError(
@@ -120,7 +124,15 @@ def calibrate(
         num_classes=num_classes,
         num_gallery=scores.num_gallery,
         fingerprint=fingerprint,
+        pooling=pooling,
+        cluster_threshold=_cluster_threshold(embeddings, table),
     )
+
+
+def _cluster_threshold(embeddings: Array, table: Table) -> float | None:
+    """The threshold of clusters among the queries."""
+    rows = query_gallery_rows(table)[0]
+    return cluster_threshold(embeddings[rows], table.take(rows))
 
 
 def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:

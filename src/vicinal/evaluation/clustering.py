@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.data.class_samples import sample_classes
 from vicinal.data.table import Table
+from vicinal.retrieval.linkage import average_linkage
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Doubles, Floats, Integers
@@ -114,17 +117,89 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
         shapes = f"{list(names.shape)} and {list(numbers.shape)}"
         raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each per image: [n]")
     class_codes, cluster_codes = _codes(names, "label"), _codes(numbers, "cluster")
-    pairs = class_codes * (cluster_codes.max() + 1) + cluster_codes
-    sizes = (
-        np.bincount(class_codes),
-        np.bincount(cluster_codes),
-        np.unique(pairs, return_counts=True)[1].astype(np.int64),
-    )
+    sizes = _sizes(class_codes, cluster_codes)
     return {
         "NMI": float(normalized_mutual_info_score(class_codes, cluster_codes)),
         "AMI": adjusted_mutual_information(*sizes),
         "F1": _pairwise_f1(*sizes),
     }
+
+
+def _sizes(class_codes: Integers, cluster_codes: Integers) -> tuple[Integers, Integers, Integers]:
+    """The sizes of the classes, of the clusters, and of their nonempty intersections."""
+    pairs = class_codes * (cluster_codes.max() + 1) + cluster_codes
+    overlaps = np.unique(pairs, return_counts=True)[1].astype(np.int64)
+    return np.bincount(class_codes), np.bincount(cluster_codes), overlaps
+
+
+def cluster_agreement(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str, float]:
+    """ARI and pairwise F1 of clusters, which count pairs of images.
+
+    ARI is the adjusted Rand index (Hubert & Arabie, "Comparing partitions", J. Classification 2, 1985): 1 if clusters
+    and classes are the same, around 0 if the clusters are random.
+
+    Args:
+        labels: [n], the class of each image: integers, text or other names.
+        clusters: [n], the cluster of each image.
+
+    Example:
+        >>> {name: round(value, 4) for name, value in cluster_agreement([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
+        {'ARI': 0.1667, 'F1': 0.5}
+    """
+    sizes = _sizes(_codes(np.asarray(labels), "label"), _codes(np.asarray(clusters), "cluster"))
+    return {"ARI": _adjusted_rand_index(*sizes), "F1": _pairwise_f1(*sizes)}
+
+
+def _num_pairs(sizes: Integers) -> int:
+    return int((sizes * (sizes - 1) // 2).sum())
+
+
+def _adjusted_rand_index(classes: Integers, clusters: Integers, overlaps: Integers) -> float:
+    of_class, of_cluster, of_both = map(_num_pairs, (classes, clusters, overlaps))
+    total = _num_pairs(classes.sum(keepdims=True))
+    if of_class == of_cluster == of_both or not total:
+        return 1.0
+    expected = of_class * of_cluster / total
+    return (of_both - expected) / ((of_class + of_cluster) / 2 - expected)
+
+
+def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, seed: int = 0) -> float | None:
+    """The least mean similarity at which merging clusters gives the highest pairwise F1 with the classes.
+
+    Of all cuts of the tree of :func:`~vicinal.retrieval.average_linkage`; of cuts that are equally good, that with most
+    clusters. It is half way between two merges.
+
+    Args:
+        embeddings: float [rows, dim].
+        table: one row per embedding, with labels.
+        max_images: of more, whole classes are drawn at random.
+        seed: of that.
+
+    Returns:
+        A cosine similarity; None where no class has two images.
+
+    Example:
+        >>> table = Table(pd.DataFrame({"label": ["Ada", "Ada", "Bo"]}))
+        >>> round(cluster_threshold(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), table), 2)
+        0.55
+    """
+    check_rows(embeddings, table)
+    rows = sample_classes(np.arange(len(table)), table.labels, max_images, seed)
+    labels = table.labels[rows].tolist()
+    merges = average_linkage(UnitVectors(embeddings, "embedding").take(rows).cpu().numpy())
+    members = [Counter([label]) for label in labels]  # of each cluster, the number of images of each class
+    num_class_pairs = sum(count * (count - 1) // 2 for count in Counter(labels).values())
+    num_pairs, num_right, best, threshold = 0, 0, 0.0, None
+    for number, (first, second, distance, _) in enumerate(merges.tolist()):
+        small, large = sorted((members[int(first)], members[int(second)]), key=len)
+        num_pairs += small.total() * large.total()
+        num_right += sum(count * large[label] for label, count in small.items())
+        members.append(large + small)
+        following = float(merges[number + 1, 2]) if number + 1 < len(merges) else 2.0
+        score = 2 * num_right / (num_pairs + num_class_pairs)
+        if following > distance and score > best:
+            best, threshold = score, 1 - (distance + following) / 2
+    return threshold
 
 
 def _codes(names: npt.NDArray[Any], what: str) -> Integers:
@@ -138,7 +213,7 @@ def _codes(names: npt.NDArray[Any], what: str) -> Integers:
 
 def _pairwise_f1(classes: Integers, clusters: Integers, overlaps: Integers) -> float:
     """2 x pairs of one class and one cluster / (pairs of one class + pairs of one cluster); 1 where there are none."""
-    num_pairs = [int((sizes * (sizes - 1) // 2).sum()) for sizes in (classes, clusters, overlaps)]
+    num_pairs = [_num_pairs(sizes) for sizes in (classes, clusters, overlaps)]
     total = num_pairs[0] + num_pairs[1]
     return 2 * num_pairs[2] / total if total else 1.0
 

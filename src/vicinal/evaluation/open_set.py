@@ -29,7 +29,7 @@ from vicinal.evaluation.protocol import own_gallery_rows, query_gallery_rows
 from vicinal.evaluation.relevance import Relevance, class_group_codes
 from vicinal.evaluation.thresholds import just_above, threshold_at
 from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
-from vicinal.retrieval.calibration import LOWEST_SIMILARITY, SCORE_KINDS, ScoreKind
+from vicinal.retrieval.calibration import LOWEST_SIMILARITY, SCORE_KINDS, Pooling, ScoreKind
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -61,7 +61,9 @@ class OpenSetScores:
     num_gallery: int
 
 
-def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similarity") -> OpenSetScores:
+def open_set_scores(
+    embeddings: Array, table: Table, score: ScoreKind = "similarity", pooling: Pooling = "best"
+) -> OpenSetScores:
     """Search for every query as a known and as an unknown one, exactly, in bounded memory.
 
     Queries, gallery and groups are those of :func:`~vicinal.evaluation.evaluate`. A query whose class the gallery does
@@ -72,6 +74,8 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
         table: one row per embedding, with labels.
         score: the cosine `similarity` of the best match; or the `margin` by which it is more similar than the best
             image of any other class.
+        pooling: how the images of a class are pooled, see :func:`~vicinal.retrieval.class_similarities`; the best match
+            is then the most similar class.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, or too few classes in the
@@ -96,6 +100,7 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
         labels[gallery_rows],
         same_image_or_group(table, query_rows, gallery_rows),
         num_others=3,
+        pooling=pooling,
     )
     has_own = found.own > -np.inf
     if table.has("group") and not has_own.any():
@@ -114,7 +119,9 @@ def open_set_scores(embeddings: Array, table: Table, score: ScoreKind = "similar
     )
 
 
-def ood_scores(ood: Array, embeddings: Array, table: Table, score: ScoreKind = "similarity") -> Floats:
+def ood_scores(
+    ood: Array, embeddings: Array, table: Table, score: ScoreKind = "similarity", pooling: Pooling = "best"
+) -> Floats:
     """The scores of the best matches of queries that are out of distribution, float32 [queries].
 
     Args:
@@ -122,11 +129,12 @@ def ood_scores(ood: Array, embeddings: Array, table: Table, score: ScoreKind = "
         embeddings: float [rows, dim], of which the gallery images are searched.
         table: one row per embedding, with labels.
         score: as for :func:`open_set_scores`.
+        pooling: as for :func:`open_set_scores`.
     """
     rows = query_gallery_rows(table)[1]
     queries, gallery = UnitVectors(ood, "query"), UnitVectors(embeddings, "embedding", rows)
     labels = np.full(len(queries), table.labels.max() + 1)
-    found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3)
+    found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3, pooling=pooling)
     return (_similarities(found) if score == "similarity" else _margins(found))[1]
 
 

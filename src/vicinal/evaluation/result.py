@@ -39,6 +39,7 @@ class Evaluation:
         repetitions: the evaluations that this one is the mean of, such as those with other random galleries.
         stage: `plain`, or `reranked` or `refined`.
         method: the re-ranking or refinement, with its parameters; None without.
+        set_intervals: the confidence intervals of metrics of the whole set, as far as they are known.
 
     Example:
         >>> from vicinal.evaluation import evaluate_arrays
@@ -64,6 +65,7 @@ class Evaluation:
     repetitions: tuple[Evaluation, ...] = field(default=(), repr=False)
     stage: str = "plain"
     method: str | None = None
+    set_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_queries(

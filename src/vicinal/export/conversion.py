@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vicinal.export.bias_correction import BiasCorrection
 from vicinal.export.graph import ExportGraph
 from vicinal.export.onnx_embedder import openvino_core, runtime_options
 from vicinal.utils.errors import InputError, import_extra, one_line
@@ -151,8 +152,9 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
 
     Weights are symmetric with 7 bits, one scale per output channel, since processors without VNNI (most with AVX2) add
     two products of 8 bits in 16 bits, which overflow; activations are uint8, with the range that they have on
-    the calibration images. Products of two activations, as in attention, the first convolution, depthwise ones and
-    layers with less than 0.2 % of the weights stay in float32.
+    the calibration images. Biases make up for the rounding of the weights (:class:`BiasCorrection`). Products of two
+    activations, as in attention, the first convolution, depthwise ones and layers with less than 0.2 % of the weights
+    stay in float32.
 
     Args:
         source: The model in float32.
@@ -171,10 +173,11 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
     try:
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         model = onnx.load(str(prepared))
+        correction = BiasCorrection(model)
         quantize_static(
             str(prepared),
             str(path),
-            CalibrationReader(model.graph.input[0].name, batches),
+            CalibrationReader(model.graph.input[0].name, batches, correction),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(WITH_WEIGHTS),
             nodes_to_exclude=[*_without_weights(model), *_sensitive(model)],
@@ -183,6 +186,7 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
+        correction.apply(path)
     except Exception as error:  # of many kinds
         raise InputError(f"int8: onnxruntime cannot quantize the model ({one_line(error, 200)})") from error
 
@@ -241,15 +245,19 @@ class CalibrationReader:
     Args:
         name: Of the model's input.
         batches: The images.
+        correction: Sees each batch too.
     """
 
-    def __init__(self, name: str, batches: Iterator[Floats]) -> None:
-        self.name, self.batches = name, batches
+    def __init__(self, name: str, batches: Iterator[Floats], correction: BiasCorrection) -> None:
+        self.name, self.batches, self.correction = name, batches, correction
 
     def get_next(self) -> dict[str, Any] | None:
         """The next batch by the name of the input, or None."""
         batch = next(self.batches, None)
-        return None if batch is None else {self.name: batch}
+        if batch is None:
+            return None
+        self.correction.observe(batch)
+        return {self.name: batch}
 
 
 def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:

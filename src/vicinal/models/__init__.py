@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.models.backbones import default_pooling, train_biases_and_norms, train_last_blocks
+    from vicinal.models.adapters import add_lora, train_biases_and_norms, train_last_blocks
+    from vicinal.models.backbones import default_pooling
     from vicinal.models.embedder import Embedder
     from vicinal.models.head import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, PoolingName, build_pooling
     from vicinal.models.initialization_table import INITIALIZATIONS, Initialization
     from vicinal.models.initializations import create_backbone, default_transform
-    from vicinal.models.lora import add_lora
     from vicinal.models.multi_scale import embed_multi_scale
     from vicinal.models.refiner import ContextRefiner
 else:

@@ -1,11 +1,11 @@
-"""Properties of backbones by their names and as networks, the order of their layers, and which are trained."""
+"""Properties of backbones: by their names, of their networks, and the order of their layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,12 +16,91 @@ from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
-if TYPE_CHECKING:
-    from vicinal.models.embedder import Embedder
 # The image towers of CLIP in timm: their last layer is the projection into the space of images and texts, except where
 # it was replaced by the classifier of a fine-tuning.
 CLIP_TOWER = re.compile(r"clip|_pe_core_")
 FINE_TUNED = re.compile(r"_in\d+k")
+
+
+def timm_name(name: str) -> str:
+    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
+
+    Example:
+        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
+        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
+    """
+    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
+
+
+def weights_license(backbone: str) -> str | None:
+    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
+
+    Args:
+        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
+
+    Example:
+        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
+        ('bsd-3-clause', None)
+    """
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
+        return None
+    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
+        return "apache-2.0"
+    cfg = _pretrained_cfg(timm_name(backbone))
+    license_name: str | None = None if cfg is None else cfg.license
+    return license_name
+
+
+def projection_dim(name: str, published: bool = False) -> int | None:
+    """The dimension into which CLIP's projection maps the pooled features of a backbone; None if it has none.
+
+    Args:
+        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
+        published: Whether the weights are those published under that name, which may have been fine-tuned and then have
+            a classifier in place of the projection; else those of a file.
+    """
+    architecture, _, tag = timm_name(name).partition(".")
+    if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):
+        names = [architecture]  # of the tag that timm takes without one
+    else:
+        names = [timm_name(name)] if tag else _timm().list_pretrained(f"{architecture}.*")
+    return next((dim for each in names if (dim := _projection_dim(each))), None)
+
+
+def _projection_dim(name: str) -> int | None:
+    cfg = _pretrained_cfg(name)
+    if cfg is None or not CLIP_TOWER.search(f"{cfg.architecture}.{cfg.tag}") or FINE_TUNED.search(cfg.tag or ""):
+        return None
+    return cfg.num_classes or None
+
+
+def default_pooling(name: str) -> PoolingName:
+    """The pooling of the image embedding that a backbone's weights were published with.
+
+    It is `projection` for the image towers of CLIP, the pooling in `INITIALIZATIONS` for other names in it, and
+    `backbone`, the network's own, for all others: class token for DINOv2, DINOv3 and EUPE, attention pooling for
+    SigLIP, the mean for convolutional networks.
+
+    Args:
+        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
+
+    Example:
+        >>> default_pooling("vit_b16_clip_400m"), default_pooling("vit_s14_dinov2"), default_pooling("resnet50")
+        ('projection', 'token', 'backbone')
+    """
+    if projection_dim(name, published=True) is not None:
+        return "projection"
+    return INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
+
+
+def _pretrained_cfg(name: str) -> Any:
+    return _timm().models.get_pretrained_cfg(name)
+
+
+def _timm() -> Any:
+    import timm  # slow to import, and saved refiners do without it
+
+    return timm
 
 
 def has_class_token(backbone: nn.Module) -> bool:
@@ -43,6 +122,45 @@ def num_features(backbone: Any, projection: bool = False) -> int:
     if projection:
         return int(backbone.num_classes)
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)
+
+
+def takes_one_size(backbone: nn.Module) -> bool:
+    """Whether a backbone takes images of one size only."""
+    cfg = getattr(backbone, "pretrained_cfg", None)
+    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
+    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
+
+
+def patch_size(backbone: nn.Module) -> tuple[int, ...]:
+    """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
+    embed = getattr(backbone, "patch_embed", None)
+    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
+    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
+        return (1, 1)
+    return tuple(embed.patch_size)
+
+
+def check_patches(backbone: nn.Module, name: str, size: int) -> None:
+    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
+
+    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
+    of 14; a backbone that takes this size only leaves the margin out.
+    """
+    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
+    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
+    if not is_published and any(size % side for side in sides):
+        raise InputError(
+            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
+        )
+
+
+def check_any_size(backbone: nn.Module, name: str) -> None:
+    """Raise InputError if a backbone does not take whole images, whose sides may have any length."""
+    if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
+        raise InputError(
+            f"transform.longest: {name} does not take images of any size; make it with backbone_args "
+            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
+        )
 
 
 def memory_format(backbone: nn.Module) -> torch.memory_format:
@@ -150,177 +268,3 @@ def blocks_of(backbone: nn.Module) -> list[nn.Module]:
         return [block for each, child in children for block in inside(f"{name}{each}.", child)]
 
     return inside("", backbone)
-
-
-def train_last_blocks(embedder: Embedder, blocks: int) -> None:
-    """Freeze the backbone of an embedder except its last blocks and the layers after them.
-
-    Batch normalization in frozen layers keeps its statistics.
-
-    Args:
-        embedder: The model, which is changed.
-        blocks: The number of blocks that are trained: residual blocks, or those of a transformer.
-
-    Raises:
-        InputError: the backbone has fewer blocks, or does not know its layers.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
-        >>> train_last_blocks(embedder, 1)
-        >>> len([name for name, p in embedder.backbone.named_parameters() if p.requires_grad])
-        14
-    """
-    name = embedder.config["backbone"]
-    depths = layer_depths(embedder.backbone, name)
-    number = max(depths.values()) - 1  # without the stem
-    if type(blocks) is not int or not 1 <= blocks <= number:
-        raise InputError(f"blocks is {shown(blocks)}; it must be an integer from 1 to {number}, the blocks of {name}")
-    _train_only(embedder, lambda parameter, _: depths[parameter] <= blocks)
-
-
-def train_biases_and_norms(embedder: Embedder) -> None:
-    """Freeze the backbone of an embedder except its vectors: biases, weights of normalization and of layer scales.
-
-    Reference: Ben Zaken et al., "BitFit", ACL 2022; Frankle et al., "Training BatchNorm and Only BatchNorm", ICLR 2021.
-
-    Args:
-        embedder: The model, which is changed.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
-        >>> train_biases_and_norms(embedder)
-        >>> {p.ndim for p in embedder.backbone.parameters() if p.requires_grad}
-        {1}
-    """
-    _train_only(embedder, lambda _, parameter: parameter.ndim <= 1)
-
-
-def _train_only(embedder: Embedder, condition: Callable[[str, nn.Parameter], bool]) -> None:
-    parameters = dict(embedder.backbone.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(parameter.requires_grad and condition(name, parameter))
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise InputError(f"nothing of {embedder.config['backbone']} is left to train; is batch normalization frozen?")
-    embedder.train(embedder.training)  # batch normalization that is frozen now stays as it is
-
-
-def timm_name(name: str) -> str:
-    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
-
-    Example:
-        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
-        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
-    """
-    return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
-
-
-def weights_license(backbone: str) -> str | None:
-    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
-
-    Args:
-        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
-
-    Example:
-        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
-        ('bsd-3-clause', None)
-    """
-    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
-        return None
-    if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
-        return "apache-2.0"
-    cfg = _pretrained_cfg(timm_name(backbone))
-    license_name: str | None = None if cfg is None else cfg.license
-    return license_name
-
-
-def projection_dim(name: str, published: bool = False) -> int | None:
-    """The dimension into which CLIP's projection maps the pooled features of a backbone; None if it has none.
-
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-        published: Whether the weights are those published under that name, which may have been fine-tuned and then have
-            a classifier in place of the projection; else those of a file.
-    """
-    architecture, _, tag = timm_name(name).partition(".")
-    if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):
-        names = [architecture]  # of the tag that timm takes without one
-    else:
-        names = [timm_name(name)] if tag else _timm().list_pretrained(f"{architecture}.*")
-    return next((dim for each in names if (dim := _projection_dim(each))), None)
-
-
-def _projection_dim(name: str) -> int | None:
-    cfg = _pretrained_cfg(name)
-    if cfg is None or not CLIP_TOWER.search(f"{cfg.architecture}.{cfg.tag}") or FINE_TUNED.search(cfg.tag or ""):
-        return None
-    return cfg.num_classes or None
-
-
-def default_pooling(name: str) -> PoolingName:
-    """The pooling of the image embedding that a backbone's weights were published with.
-
-    It is `projection` for the image towers of CLIP, the pooling in `INITIALIZATIONS` for other names in it, and
-    `backbone`, the network's own, for all others: class token for DINOv2, DINOv3 and EUPE, attention pooling for
-    SigLIP, the mean for convolutional networks.
-
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-
-    Example:
-        >>> default_pooling("vit_b16_clip_400m"), default_pooling("vit_s14_dinov2"), default_pooling("resnet50")
-        ('projection', 'token', 'backbone')
-    """
-    if projection_dim(name, published=True) is not None:
-        return "projection"
-    return INITIALIZATIONS[name].pooling if name in INITIALIZATIONS else "backbone"
-
-
-def _timm() -> Any:
-    import timm  # slow to import, and saved refiners do without it
-
-    return timm
-
-
-def _pretrained_cfg(name: str) -> Any:
-    return _timm().models.get_pretrained_cfg(name)
-
-
-def takes_one_size(backbone: nn.Module) -> bool:
-    """Whether a backbone takes images of one size only."""
-    cfg = getattr(backbone, "pretrained_cfg", None)
-    is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
-    return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
-
-
-def patch_size(backbone: nn.Module) -> tuple[int, ...]:
-    """The sides of the patches that the sides of images must be multiples of; (1, 1) if images may have any size."""
-    embed = getattr(backbone, "patch_embed", None)
-    # Stems of other classes, such as those of EfficientViT and PVT, have a `patch_size` too, but pad images.
-    if embed is None or not hasattr(embed, "strict_img_size") or getattr(embed, "dynamic_img_pad", False):
-        return (1, 1)
-    return tuple(embed.patch_size)
-
-
-def check_patches(backbone: nn.Module, name: str, size: int) -> None:
-    """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
-
-    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
-    of 14; a backbone that takes this size only leaves the margin out.
-    """
-    sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
-    is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
-    if not is_published and any(size % side for side in sides):
-        raise InputError(
-            f"transform.size is {size}; {name} cuts images into {sides[0]} px, so make it a multiple of that"
-        )
-
-
-def check_any_size(backbone: nn.Module, name: str) -> None:
-    """Raise InputError if a backbone does not take whole images, whose sides may have any length."""
-    if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
-        raise InputError(
-            f"transform.longest: {name} does not take images of any size; make it with backbone_args "
-            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
-        )

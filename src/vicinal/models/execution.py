@@ -29,67 +29,6 @@ MAX_BUFFER_BYTES = 10**9
 """For buffers of networks with less weights, of which few megabytes are usual."""
 
 
-def used_precision(precision: Precision, device: torch.device | str) -> UsedPrecision:
-    """The precision on a device: auto is bf16 on a GPU that computes in bfloat16, else 32."""
-    if precision != "auto":
-        return precision
-    return "bf16" if torch.device(device).type == "cuda" and gpu_has_bfloat16() else "32"
-
-
-def gpu_has_bfloat16() -> bool:
-    """Whether this machine has a GPU that computes in bfloat16, and does not emulate it."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def autocast_to(precision: UsedPrecision, device: torch.device) -> torch.autocast:
-    """The context in which a network on a device computes in a precision.
-
-    Example:
-        >>> with autocast_to("bf16", torch.device("cpu")):
-        ...     torch.mm(torch.eye(2), torch.eye(2)).dtype
-        torch.bfloat16
-    """
-    return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "32")
-
-
-def check_device(device: object) -> None:
-    """Check that a device exists and can compute.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("meta")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: device meta holds no values; use a device that computes, such as cpu or cuda
-    """
-    given: Any = device
-    try:
-        torch.empty(1, device=given)
-    except Exception as error:  # backends raise several types of errors
-        problem = one_line(error, 150)
-        raise InputError(
-            f"device {one_line(str(device), 80)} cannot be used: {problem}; use another, such as cpu"
-        ) from error
-    if torch.device(given).type == "meta":
-        raise InputError("device meta holds no values; use a device that computes, such as cpu or cuda")
-
-
-def unit_vectors(vectors: Tensor, training: bool) -> Tensor:
-    """L2-normalize vectors [n, d]; in training the gradient of a zero vector is bounded, which exports cannot hold."""
-    return normalize(vectors) if training else F.normalize(vectors, dim=-1)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation mode, and restore the mode of each of its modules afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 @contextmanager
 def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
     """Bound the tensors and modules of networks built inside, best on the meta device.
@@ -144,9 +83,70 @@ def _num_bytes(network: nn.Module) -> tuple[int, int]:
     return sum(each.nbytes for each in weights), sum(each.nbytes for each in buffers)
 
 
+def used_precision(precision: Precision, device: torch.device | str) -> UsedPrecision:
+    """The precision on a device: auto is bf16 on a GPU that computes in bfloat16, else 32."""
+    if precision != "auto":
+        return precision
+    return "bf16" if torch.device(device).type == "cuda" and gpu_has_bfloat16() else "32"
+
+
+def gpu_has_bfloat16() -> bool:
+    """Whether this machine has a GPU that computes in bfloat16, and does not emulate it."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def autocast_to(precision: UsedPrecision, device: torch.device) -> torch.autocast:
+    """The context in which a network on a device computes in a precision.
+
+    Example:
+        >>> with autocast_to("bf16", torch.device("cpu")):
+        ...     torch.mm(torch.eye(2), torch.eye(2)).dtype
+        torch.bfloat16
+    """
+    return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "32")
+
+
+def check_device(device: object) -> None:
+    """Check that a device exists and can compute.
+
+    Example:
+        >>> check_device("cpu")
+        >>> check_device("meta")
+        Traceback (most recent call last):
+        vicinal.utils.errors.InputError: device meta holds no values; use a device that computes, such as cpu or cuda
+    """
+    given: Any = device
+    try:
+        torch.empty(1, device=given)
+    except Exception as error:  # backends raise several types of errors
+        problem = one_line(error, 150)
+        raise InputError(
+            f"device {one_line(str(device), 80)} cannot be used: {problem}; use another, such as cpu"
+        ) from error
+    if torch.device(given).type == "meta":
+        raise InputError("device meta holds no values; use a device that computes, such as cpu or cuda")
+
+
 def usable_device(name: str | None) -> str:
     """Return the device if :func:`check_device` finds it usable; None is a GPU where there is one, else the CPU."""
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     check_device(name)
     return name
+
+
+def unit_vectors(vectors: Tensor, training: bool) -> Tensor:
+    """L2-normalize vectors [n, d]; in training the gradient of a zero vector is bounded, which exports cannot hold."""
+    return normalize(vectors) if training else F.normalize(vectors, dim=-1)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode, and restore the mode of each of its modules afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

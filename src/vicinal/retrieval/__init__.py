@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
     from vicinal.retrieval.index.interface import ImageIndex
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
+    from vicinal.retrieval.individuals import enrolled_photos, identify
+    from vicinal.retrieval.linkage import average_linkage, cluster_photos
     from vicinal.retrieval.neighbors import Neighbors, range_search, top_k
     from vicinal.retrieval.query_gallery import QueryGallery
     from vicinal.retrieval.refinement import Refinement, refine
@@ -55,7 +57,11 @@ __all__ = [
     "SequentialReranking",
     "StoredFeatures",
     "UnitVectors",
+    "average_linkage",
     "class_similarities",
+    "cluster_photos",
+    "enrolled_photos",
+    "identify",
     "match_images",
     "range_search",
     "refine",

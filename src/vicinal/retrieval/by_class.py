@@ -1,4 +1,4 @@
-"""The best similarity of each query to its own class, and to the nearest of the other classes."""
+"""The similarity of each query to its own class, and to the nearest of the other classes, pooled over their images."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vicinal.retrieval.calibration import POOLINGS, Pooling
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim, rows_within_budget
 from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.errors import InputError
 
+NUM_BEST = 2  # images of a class whose similarities `mean` averages: of 2, 3, 5 and all, two identify best
 MIN_ROWS, MAX_ROWS = 64, 1024  # queries per block
 
 
 @dataclass(frozen=True)
 class ClassSimilarities:
-    """The similarity of queries to the classes of a gallery: of a class, that of its most similar image.
+    """The similarity of queries to the classes of a gallery, pooled over the images of a class.
 
     Attributes:
         own: float32 [queries], of the query's own class; minus infinity where the gallery has no image of it that the
@@ -39,6 +42,7 @@ def class_similarities(
     gallery_labels: Integers,
     exclusions: Exclusions | None = None,
     num_others: int = 2,
+    pooling: Pooling = "best",
 ) -> ClassSimilarities:
     """Compare every query with every class, exactly, in bounded memory.
 
@@ -52,9 +56,12 @@ def class_similarities(
         gallery_labels: int64 [g], from 0 up.
         exclusions: gallery vectors that a query must not find; None excludes none.
         num_others: number of other classes, n.
+        pooling: the similarity to a class: `best`, to its most similar image; `mean`, of the two most similar ones; or
+            `centroid`, to the mean of all. With another pooling than `best`, a block of scores has a column per gallery
+            vector; for `centroid`, what is excluded must be of the query's own class.
 
     Raises:
-        InputError: the dimensions differ.
+        InputError: the dimensions differ, or the pooling is unknown.
 
     Example:
         >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]), "vector")
@@ -64,10 +71,14 @@ def class_similarities(
         ([1.0, 1.0, 1.0], [0.6000000238418579, 0.0])
     """
     check_same_dim(queries, gallery)
+    if pooling not in POOLINGS:
+        raise InputError(f"pooling = {pooling!r} is unknown; use {', '.join(POOLINGS)}")
     exclusions = exclusions or Exclusions(len(queries), len(gallery))
     num_classes = 1 + int(max(query_labels.max(initial=0), gallery_labels.max(initial=0)))
-    rows = rows_within_budget(max(num_classes, BLOCK_ROWS), MIN_ROWS, MAX_ROWS, queries.device)
-    buffer = ScoreBuffer(min(rows, len(queries)), min(len(gallery), BLOCK_ROWS), queries.device)
+    width = BLOCK_ROWS if pooling == "best" else len(gallery)
+    rows = rows_within_budget(max(num_classes, width), MIN_ROWS, MAX_ROWS, queries.device)
+    buffer = ScoreBuffer(min(rows, len(queries)), min(len(gallery), width), queries.device)
+    norms = _norms_of_sums(gallery, gallery_labels, num_classes) if pooling == "centroid" else None
     columns = torch.from_numpy(gallery_labels).to(queries.device)
     own_classes = torch.from_numpy(query_labels).to(queries.device)
     own = np.empty(len(queries), np.float32)
@@ -75,8 +86,15 @@ def class_similarities(
     other_labels = np.full((len(queries), num_others), -1, np.int64)
     for first in range(0, len(queries), rows):
         chunk = slice(first, min(first + rows, len(queries)))
-        best = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
         mine = own_classes[chunk, None]
+        if pooling == "best":
+            best = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
+        else:
+            scores = buffer.fill(queries.block(chunk.start, chunk.stop), gallery, 0, len(gallery))
+            exclusions.mask(scores, chunk, 0)
+            best = _pooled_by_class(scores, gallery_labels, num_classes, norms)
+            if norms is not None:
+                _divide_by_own_norms(best, scores, mine, norms, gallery, columns)
         own[chunk] = best.gather(1, mine).flatten().cpu().numpy()
         nearest = best.scatter_(1, mine, -torch.inf).topk(min(num_others, num_classes), dim=1)
         others[chunk, : nearest.values.shape[1]] = nearest.values.cpu().numpy()
@@ -103,3 +121,56 @@ def _best_by_class(
         exclusions.mask(scores, chunk, start)
         best.scatter_reduce_(1, columns[start:stop].expand(len(vectors), -1), scores, "amax")
     return best
+
+
+def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: Tensor | None) -> Tensor:
+    """The mean of the best scores with each class, or with norms their sum over these, float32 [queries, classes].
+
+    Excluded vectors have a score of minus infinity, and so have classes without any other.
+    """
+    pooled = torch.full((len(scores), num_classes), -torch.inf, device=scores.device)
+    order, counts = np.argsort(labels, kind="stable"), np.bincount(labels, minlength=num_classes)
+    starts = np.cumsum(counts) - counts
+    for size in np.unique(counts[counts > 0]).tolist():  # classes of one size together
+        classes = np.flatnonzero(counts == size)
+        columns = torch.from_numpy(order[starts[classes][:, None] + np.arange(size)]).to(scores.device)
+        found = scores[:, columns]
+        best = found if norms is not None else found.topk(min(NUM_BEST, size), dim=2).values
+        is_found = best > -torch.inf
+        number = is_found.sum(dim=2)
+        total = torch.where(is_found, best, 0.0).sum(dim=2)
+        chosen = torch.from_numpy(classes).to(scores.device)
+        value = total / (number if norms is None else norms[chosen])
+        pooled[:, chosen] = torch.where(number > 0, value, -torch.inf)
+    return pooled
+
+
+def _norms_of_sums(gallery: UnitVectors, labels: Integers, num_classes: int) -> Tensor:
+    """The length of the sum of the vectors of each class, float32 [classes], at least a tiny number."""
+    sums = torch.zeros(num_classes, gallery.dim, dtype=torch.float64, device=gallery.device)
+    for start in range(0, len(gallery), BLOCK_ROWS):
+        block = gallery.block(start, min(start + BLOCK_ROWS, len(gallery))).double()
+        sums.index_add_(0, torch.from_numpy(labels[start : start + len(block)]).to(block.device), block)
+    return sums.norm(dim=1).clamp_min(1e-12).float()
+
+
+def _divide_by_own_norms(
+    pooled: Tensor, scores: Tensor, mine: Tensor, norms: Tensor, gallery: UnitVectors, columns: Tensor
+) -> None:
+    """Divide the scores with the query's own class by the length of the sum that is left of it, in place.
+
+    Args:
+        pooled: float32 [queries, classes], divided by the lengths of whole sums.
+        scores: float32 [queries, gallery], minus infinity where a vector is excluded.
+        mine: int64 [queries, 1], the own classes.
+        norms: float32 [classes].
+        gallery: all vectors.
+        columns: int64 [gallery], their classes.
+    """
+    excluded = scores == -torch.inf
+    for row in excluded.any(dim=1).nonzero().flatten().tolist():
+        own = int(mine[row, 0])
+        left = ((columns == own) & ~excluded[row]).nonzero().flatten().cpu().numpy()
+        if len(left):
+            length = gallery.take(left).double().sum(dim=0).norm().clamp_min(1e-12)
+            pooled[row, own] *= norms[own] / length.float()

@@ -16,12 +16,14 @@ from vicinal.utils.arrays import Booleans, Doubles
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
-FORMAT, VERSION = "vicinal-calibration", 1
+FORMAT, VERSION = "vicinal-calibration", 2
 MAX_KNOTS = 10_000  # of the curve of probabilities, so that it fits into the config of an index
 MAX_BYTES = 2**23
 LOWEST_SIMILARITY = -1.0  # of the runner-up, where there is one class only
 ScoreKind = Literal["similarity", "margin"]
 SCORE_KINDS: tuple[ScoreKind, ...] = ("similarity", "margin")
+Pooling = Literal["best", "mean", "centroid"]
+POOLINGS: tuple[Pooling, ...] = ("best", "mean", "centroid")
 Interval = tuple[float, float]
 _NUMBERS = {
     "threshold": (-2.0, 2.0 + 1e-6),
@@ -32,6 +34,7 @@ _NUMBERS = {
     "unknown_fraction": (0.0, 1.0),
     "confidence_level": (0.0, 1.0),
 }
+_MATCHES = {"best": "match", "mean": "class by its two best images", "centroid": "class by its centroid"}
 _COUNTS = ("num_queries", "num_classes", "num_gallery")
 _INTERVALS = {name: _NUMBERS[name.removesuffix("_interval")] for name in (
     "threshold_interval", "held_out_false_accept_rate_interval", "false_reject_rate_interval"
@@ -69,6 +72,11 @@ class Calibration:
         num_classes: the number of their classes.
         num_gallery: the number of gallery images.
         fingerprint: identifies the model and the steps after it; None if it is unknown.
+        pooling: how the photos of a class are pooled before they are compared, see
+            :func:`~vicinal.retrieval.class_similarities`; with another than `best`, it is about identities
+            (:func:`~vicinal.retrieval.identify`) and no longer about single matches.
+        cluster_threshold: the mean cosine similarity at which clusters of photos are merged so that they agree best
+            with the classes; None where no class has two images.
 
     Raises:
         InputError: a value is invalid.
@@ -91,10 +99,16 @@ class Calibration:
     num_classes: int
     num_gallery: int
     fingerprint: str | None = None
+    pooling: Pooling = "best"
+    cluster_threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.score not in SCORE_KINDS:
             raise InputError(f"score = {self.score!r} is unknown; use similarity or margin")
+        if self.pooling not in POOLINGS:
+            raise InputError(f"pooling = {one_line(repr(self.pooling), 80)} is unknown; use {', '.join(POOLINGS)}")
+        if self.cluster_threshold is not None:
+            _check_numbers("cluster_threshold", [self.cluster_threshold], (-2.0, 2.0))
         for name, limits in _NUMBERS.items():
             _check_numbers(name, [getattr(self, name)], limits)
         for name, limits in _INTERVALS.items():
@@ -201,7 +215,7 @@ class Calibration:
     def __str__(self) -> str:
         level = f"{100 * self.confidence_level:g} %"
         lines = [
-            f"accept a best match of {self.score} {self.threshold:.4f} or higher "
+            f"accept a best {_MATCHES[self.pooling]} of {self.score} {self.threshold:.4f} or higher "
             f"({level} interval {_range(self.threshold_interval)})",
             f"false accepts, of queries of unknown classes: {_percent(self.false_accept_rate)} asked for, "
             f"{_percent(self.held_out_false_accept_rate)} {_percents(self.held_out_false_accept_rate_interval)} on "
@@ -211,6 +225,8 @@ class Calibration:
             f"{_percents(self.false_reject_rate_interval)}",
             f"from {self.num_queries:,} queries of {self.num_classes:,} classes, {self.num_gallery:,} gallery images",
         ]
+        if self.cluster_threshold is not None:
+            lines.append(f"photos of one new individual: mean similarity {self.cluster_threshold:.4f} or higher")
         return "\n".join(lines)
 
 
@@ -221,6 +237,7 @@ def example_calibration() -> Calibration:
         held_out_false_accept_rate=0.02, held_out_false_accept_rate_interval=(0.0, 0.05), false_accept_rate_bound=0.15,
         false_reject_rate=0.1, false_reject_rate_interval=(0.05, 0.2), scores=(0.5, 0.7), probabilities=(0.0, 1.0),
         unknown_fraction=0.5, confidence_level=0.95, num_queries=100, num_classes=20, num_gallery=100,
+        cluster_threshold=0.6,
     )  # fmt: skip
 
 

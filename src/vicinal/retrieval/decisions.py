@@ -62,7 +62,9 @@ def match_images(
         >>> [each.decision.is_match for each in match_images(index, queries, table, k=1, min_score=0.9)]
         [True, False]
     """
-    calibration = None if options.get("reranking") is not None else index.calibration
+    calibration = None if options.get("reranking") is not None else index.match_calibration
+    if calibration is None and index.calibration is not None and options.get("reranking") is None and min_score is None:
+        raise InputError("the calibration of the index is about identities; use vicinal identify, or give min_score")
     _check_minima(min_score, min_probability, calibration, is_reranked=options.get("reranking") is not None)
     results: Sequence[SearchResult] = search_images(index, vectors, table, k, exclude_self, **options)
     if calibration is None:

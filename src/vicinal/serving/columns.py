@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from vicinal.data.column_kinds import ColumnKind, Kinds
+from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, frame_of_records
 from vicinal.utils.arguments import shown
@@ -142,9 +142,15 @@ class ColumnKinds:
         if (expected, kind) == ("string", "integer"):
             return str(value)
         if {expected, kind} == {"floating", "integer"}:
-            return float(value) if kind == "integer" else _whole(name, value)
+            return _fraction(name, value) if kind == "integer" else _whole(name, value)
         raise InputError(f"columns.{name}: {shown(value)} is {_described(kind)}; the index has "
                          f"{WORDS.get(expected, 'values of another kind')} there")  # fmt: skip
+
+
+def _fraction(name: str, value: int) -> float:
+    if abs(value) > MAX_EXACT:
+        raise InputError(f"columns.{name}: a whole number beyond 2**53 would be rounded; the index has numbers there")
+    return float(value)
 
 
 def _whole(name: str, value: float) -> int:

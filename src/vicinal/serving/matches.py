@@ -87,7 +87,7 @@ def _search(
     if options.exclude_id is not None:
         index = index.without(options.exclude_id)
     reranking = None if options.rerank is None else _reranking(options.rerank, index, codes)
-    calibration = index.calibration if reranking is None else None
+    calibration = index.match_calibration if reranking is None else None
     is_decided = calibration is not None or options.min_score is not None or options.min_probability is not None
     k = index.count(index.select(options.filter), at_most=options.k)
     if not k:

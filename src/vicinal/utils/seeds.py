@@ -25,6 +25,15 @@ def derive_seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """In this context, torch's CPU generator is seeded by these numbers; its state is restored afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also seed the generators of the accelerators.
+        torch.default_generator.manual_seed(derive_seed(*numbers))
+        yield
+
+
 def uniform(seed: int, keys: Tensor, num_samples: int) -> Tensor:
     """Uniform random numbers in [0, 1) that depend on the seed and the key alone, not on how the keys are batched.
 
@@ -73,12 +82,3 @@ def _shift_right(bits: Tensor, by: int) -> Tensor:
 def _to_int64(number: int) -> int:
     """The integer modulo 2**64, in the range of int64."""
     return (number + 2**63) % 2**64 - 2**63
-
-
-@contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
-    """In this context, torch's CPU generator is seeded by these numbers; its state is restored afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would also seed the generators of the accelerators.
-        torch.default_generator.manual_seed(derive_seed(*numbers))
-        yield

@@ -74,10 +74,10 @@ def calibrate_source(
         InputError: as :func:`vicinal.evaluation.calibrate`; or the gallery has no labels, or is of another model.
     """
     searched = embedded if gallery is None else with_gallery(embedded, gallery)
-    scores = open_set_scores(searched.vectors, searched.table, settings.score)
+    scores = open_set_scores(searched.vectors, searched.table, settings.score, settings.identity_pooling)
     found = None
     if ood is not None:
-        found = ood_scores(ood.vectors, searched.vectors, searched.table, settings.score)
+        found = ood_scores(ood.vectors, searched.vectors, searched.table, settings.score, settings.identity_pooling)
     calibration = calibrate(
         searched.vectors,
         searched.table,
@@ -89,6 +89,7 @@ def calibrate_source(
         fingerprint=embedded.fingerprint,
         scores=scores,
         ood=found,
+        pooling=settings.identity_pooling,
     )
     _log_doubts(calibration, embedded.table)
     rates = tuple(sorted({*RATES, settings.false_accept_rate}))

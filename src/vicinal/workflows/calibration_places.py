@@ -15,6 +15,7 @@ from vicinal.workflows.source import Source
 
 if TYPE_CHECKING:
     from vicinal.retrieval import ImageIndex
+    from vicinal.workflows.embedded_table import EmbeddedTable
 
 LARGER = 2  # times as many gallery images make false accepts more frequent than was asked for
 
@@ -103,3 +104,30 @@ def stored_calibration(model: str, fingerprint: str | None) -> Calibration | Non
         log(f"{folder / CALIBRATION} is not used: {error}")
         return None
     return calibration
+
+
+def calibration_of(source: str, embedded: EmbeddedTable, model: str | None, file: str | None) -> Calibration:
+    """The calibration of embeddings: that of a file, or else that of their index, their model or their run.
+
+    Args:
+        source: the name of the source.
+        embedded: its embeddings.
+        model: the name of the model that embedded them; None: the source is a run, or holds embeddings.
+        file: a .json file.
+
+    Raises:
+        InputError: there is none, it cannot be read, or it is for embeddings of another model.
+    """
+    from vicinal.retrieval import ImageIndex
+
+    if file is not None:
+        found: Calibration | None = Calibration.load(file)
+    elif isinstance(embedded.origin, ImageIndex):
+        found = embedded.origin.calibration
+    else:
+        found = stored_calibration(model or source, embedded.fingerprint)
+    if found is None:
+        raise InputError(f"{source} has no calibration, which --open_set needs; make one: vicinal calibrate, and give "
+                         "--calibration FILE where it is not kept with the model")  # fmt: skip
+    found.check_model(embedded.fingerprint)
+    return found

@@ -170,33 +170,6 @@ def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> Em
     return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
 
 
-def trained_dims(recipe: Mapping[str, Any]) -> list[int]:
-    """The dimensions of the prefixes that a model was trained for by :class:`~vicinal.matryoshka.Matryoshka`.
-
-    Args:
-        recipe: of the model, which names the loss; empty if unknown.
-
-    Example:
-        >>> trained_dims({"loss": {"class_path": "Matryoshka", "init_args": {"dims": [32, 64]}}})
-        [32, 64]
-        >>> trained_dims({})
-        []
-    """
-    return sorted({dim for dim in _matryoshka_dims(recipe.get("loss")) if isinstance(dim, int)})
-
-
-def _matryoshka_dims(value: object) -> Iterator[object]:
-    """All `dims` of the Matryoshka losses in a setting."""
-    if isinstance(value, Mapping):
-        arguments = value.get("init_args")
-        is_named = str(value.get("class_path")).rpartition(".")[2] == "Matryoshka"
-        if is_named and isinstance(arguments, Mapping) and isinstance(arguments.get("dims"), list):
-            yield from arguments["dims"]
-    nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for each in nested:
-        yield from _matryoshka_dims(each)
-
-
 @dataclass(frozen=True)
 class Postprocessing:
     """The steps after a model.
@@ -260,3 +233,30 @@ class Postprocessing:
                 f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
                 "than PCA whitening to as many (vicinal whiten --dim)"
             )
+
+
+def trained_dims(recipe: Mapping[str, Any]) -> list[int]:
+    """The dimensions of the prefixes that a model was trained for by :class:`~vicinal.matryoshka.Matryoshka`.
+
+    Args:
+        recipe: of the model, which names the loss; empty if unknown.
+
+    Example:
+        >>> trained_dims({"loss": {"class_path": "Matryoshka", "init_args": {"dims": [32, 64]}}})
+        [32, 64]
+        >>> trained_dims({})
+        []
+    """
+    return sorted({dim for dim in _matryoshka_dims(recipe.get("loss")) if isinstance(dim, int)})
+
+
+def _matryoshka_dims(value: object) -> Iterator[object]:
+    """All `dims` of the Matryoshka losses in a setting."""
+    if isinstance(value, Mapping):
+        arguments = value.get("init_args")
+        is_named = str(value.get("class_path")).rpartition(".")[2] == "Matryoshka"
+        if is_named and isinstance(arguments, Mapping) and isinstance(arguments.get("dims"), list):
+            yield from arguments["dims"]
+    nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for each in nested:
+        yield from _matryoshka_dims(each)

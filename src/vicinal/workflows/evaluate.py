@@ -24,6 +24,7 @@ from vicinal.evaluation import (
     compare_reranking,
     count_query_classes,
     evaluate,
+    evaluate_identification,
     evaluate_listed_positives,
     evaluate_met,
     evaluate_revisited_table,
@@ -32,6 +33,7 @@ from vicinal.evaluation import (
 )
 from vicinal.evaluation.model_costs import ModelCost, cost_frame
 from vicinal.evaluation.resampling import MIN_CLASSES
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -78,6 +80,7 @@ def evaluate_sources(
     make_reranking: MakeReranking | None = None,
     combine: Combine | None = None,
     divided: bool = False,
+    calibrations: Mapping[str, Calibration] | None = None,
 ) -> list[EvaluatedSource]:
     """Evaluate every source by its protocol.
 
@@ -88,6 +91,7 @@ def evaluate_sources(
         combine: how the evaluations will be combined by :func:`tabulate_sources`. Sources that are to be combined are
             only evaluated with re-ranking if there is one, and their images are compared.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the rankings.
+        calibrations: name -> the calibration of each source, for `open_set`.
 
     Raises:
         InputError: other images to be compared, or a result cannot be computed with these embeddings.
@@ -102,10 +106,29 @@ def evaluate_sources(
             if settings.clusters:
                 clustering = cluster(embedded.vectors, embedded.table, seed=settings.seed)
                 before = replace(before, metrics=before.metrics | clustering.metrics)
+            if settings.open_set and calibrations is not None:
+                before = _with_identification(before, embedded, settings, calibrations[name])
         if make_reranking is not None:
             after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(name, embedded))
         evaluated.append(EvaluatedSource(name, embedded.table, before, after, embedded.cost))
     return evaluated
+
+
+def _with_identification(
+    evaluation: Evaluation, embedded: EmbeddedTable, settings: EvaluationSettings, calibration: Calibration
+) -> Evaluation:
+    """An evaluation with the metrics of identification too."""
+    found = evaluate_identification(
+        embedded.vectors, embedded.table, calibration, settings.known_fraction, settings.seed, settings.confidence_level
+    )
+    means = {name: float(np.nanmean(values)) for name, values in found.per_query.items()}
+    of_queries = {name: values[evaluation.query_indices] for name, values in found.per_query.items()}
+    return replace(
+        evaluation,
+        metrics=evaluation.metrics | means | found.set_metrics,
+        per_query=evaluation.per_query | of_queries,
+        set_intervals=found.set_intervals,
+    )
 
 
 def tabulate_sources(
@@ -174,6 +197,7 @@ def _protocol(settings: EvaluationSettings, source: str, is_reranked: bool, divi
         "--metrics": bool(settings.metrics),
         "--hierarchy": settings.hierarchy,
         "--clusters": settings.clusters,
+        "--open_set": settings.open_set,
         "--rerank and --refiner": is_reranked,
         "--devices": divided,
         "--recall_at": settings.recall_at is not None and protocol != VEHICLE_ID,

@@ -41,6 +41,9 @@ class CalibrationSettings:
         threshold_by: rate: these classes have that rate; bound: other classes have it too, with the confidence of
             confidence_level, which needs many classes.
         score: similarity of the best match, or margin to the best image of any other class.
+        identity_pooling: of vicinal identify, how the photos of an identity are pooled: best, its most similar photo;
+            mean, of its two most similar ones; centroid, the mean of all. With mean or centroid, vicinal search does
+            not decide.
         unknown_fraction: the fraction of queries of unknown classes in use, by which probabilities are weighted.
         confidence_level: of intervals and bounds, between 0 and 1.
         num_resamples: number of bootstrap samples.
@@ -53,6 +56,7 @@ class CalibrationSettings:
     false_accept_rate: float = 0.01
     threshold_by: Literal["rate", "bound"] = "rate"
     score: Literal["similarity", "margin"] = "similarity"
+    identity_pooling: Literal["best", "mean", "centroid"] = "best"
     unknown_fraction: float = 0.5
     confidence_level: float = 0.95
     num_resamples: int = 2000
@@ -131,6 +135,13 @@ class EvaluationSettings:
             the first K), MRR.
         hierarchy: score the coarse labels of the table too.
         clusters: compare k-means clusters with the classes too: NMI, AMI and F1.
+        open_set: enroll a part of the classes, and identify the other images among these: closed_set_accuracy,
+            identification_rate, known_as_new, unknown_rate, and the agreement of the clusters of new ones, new_ARI and
+            new_F1. Thresholds are those of the model's calibration, see vicinal calibrate.
+        known_fraction: the fraction of the classes that open_set enrolls, with half of their images; a table with
+            is_query and is_gallery says it itself.
+        calibration: of open_set, the .json file that vicinal calibrate wrote; None: that in the folder of the model or
+            in the index.
         protocol: standard, roxford, rparis, vehicle_id, landmarks_v2 or met; None: that of the benchmark the source
             names, else standard.
         root: folder of the ground truth of roxford and rparis.
@@ -148,6 +159,9 @@ class EvaluationSettings:
     metrics: Sequence[str] = ()
     hierarchy: bool = False
     clusters: bool = False
+    open_set: bool = False
+    known_fraction: float = 0.5
+    calibration: str | None = None
     protocol: Protocol | None = None
     root: str | None = None
     group_by: str | None = None
@@ -162,6 +176,10 @@ class EvaluationSettings:
 
         for name in self.metrics:
             metric_by_name(name)
+        if not 0 < self.known_fraction < 1:
+            raise InputError(f"known_fraction = {self.known_fraction} is invalid; use one between 0 and 1")
+        if self.calibration is not None and not self.open_set:
+            raise InputError("calibration is about open_set; give --open_set too")
         Resampling("classes", self.confidence_level, self.num_resamples, self.seed)
 
     def protocol_of(self, source: str) -> Protocol:

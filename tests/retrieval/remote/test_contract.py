@@ -195,6 +195,19 @@ def test_columns_are_replaced_and_vectors_stay(backend: Backend) -> None:
         index.update(ids, given.take(np.array([0])))
 
 
+@pytest.mark.parametrize("large", [2**53 + 1, -(2**63)])
+def test_integers_that_would_be_rounded_among_fractions_are_refused(backend: Backend, large: int) -> None:
+    index = backend.build(vectors(3), table(3, ean=[large, 3, 4], price=[0.5, 1.0, 2.0]))
+    for column, value in (("ean", 1.5), ("price", large)):
+        new = Table(table(4).take([3]).frame.assign(**{column: [value]}))
+        with pytest.raises(InputError, match=f"column '{column}' has integers beyond .* rounded; make it a text"):
+            index.upsert(vectors(4)[3:], new)
+    assert len(index) == 3
+    assert sorted(index.lookup(index.ids_by_key(table(3).image_keys))["ean"].tolist()) == sorted([large, 3, 4])
+    index.upsert(vectors(4)[3:], Table(table(4).take([3]).frame.assign(ean=[5], price=[7])))
+    assert index.count(index.select("ean > 4 and price == 7")) == 1
+
+
 def test_bad_vectors_are_refused_and_nothing_is_written(backend: Backend) -> None:
     index = backend.build(vectors(5), table(5))
     with pytest.raises(InputError, match="vectors have 9 dimensions, the index has 8"):

@@ -112,7 +112,7 @@ def _review_data(
 ) -> dict[str, object]:
     """The data of the review's script; images are named by their paths below the folder of all of them."""
     table = findings.table
-    names = _relative_keys(table, folder)
+    names = relative_keys(table, folder)
     images = {number: {"row": row, "path": names[row]} for number, row in frames.rows.items()}
     suggestions = _suggestions(frames, findings)
     decisions_by_row = {} if decisions is None else decided_rows(table, Path(decisions), ignore_missing=True)
@@ -130,7 +130,8 @@ def _review_data(
     }
 
 
-def _relative_keys(table: Table, folder: str | None) -> list[str]:
+def relative_keys(table: Table, folder: str | None) -> list[str]:
+    """The keys of images below the folder of all of them, or below `folder`; without paths, the numbers of the rows."""
     if not table.has("path"):
         return [f"row {row}" for row in range(len(table))]
     short = relative_paths([*table.paths, folder and os.path.join(folder, "image")])[:-1]

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
+from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds, merged_kinds, rounded_integers
 from vicinal.data.moved import shown_path
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -324,6 +324,9 @@ class Database:
                 if name not in old:
                     connection.execute(f"ALTER TABLE items ADD COLUMN {key}")
                 elif before.kind == "integer" != kind.kind:
+                    large = f"SELECT 1 FROM items WHERE {key} NOT BETWEEN -{MAX_EXACT} AND {MAX_EXACT} LIMIT 1"
+                    if kind.kind == "floating" and connection.execute(large).fetchone():
+                        raise rounded_integers(name)
                     stored = "TEXT" if kind.kind == "string" else "REAL"
                     connection.execute(f"UPDATE items SET {key} = CAST({key} AS {stored})")
                 if before != kind or name not in old:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,21 @@ class ImageIndex(ABC):
         if calibration is not None:
             calibration.check_model(self.fingerprint())
         self._change_settings(calibration=None if calibration is None else calibration.to_dict())
+
+    @property
+    def match_calibration(self) -> Calibration | None:
+        """The calibration if it is about single matches; None without one, or where it is about pooled identities."""
+        calibration = self.calibration
+        return None if calibration is None or calibration.pooling != "best" else calibration
+
+    @property
+    def unsure(self) -> list[str]:
+        """The keys (`Table.image_keys`) of images whose identity is not sure; they are not in the index."""
+        return list(self._settings.get("unsure") or ())
+
+    @unsure.setter
+    def unsure(self, keys: Collection[str]) -> None:
+        self._change_settings(unsure=sorted(set(keys)) or None)
 
     def fingerprint(self) -> str | None:
         """Return a text that identifies the model and the refiner of its vectors; None where the model is unknown."""

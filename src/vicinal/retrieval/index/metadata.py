@@ -62,7 +62,7 @@ def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
 
 def converted_record(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
     """A record with values of these kinds."""
-    return {name: converted(value, kinds[name]) for name, value in record.items()}
+    return {name: converted(value, kinds[name], name) for name, value in record.items()}
 
 
 class Metadata:
@@ -185,7 +185,7 @@ class ItemRows:
         kinds = self._database.set_columns({name: kind for name, (kind, _) in found.items()})
         before = {name: kind for name, (kind, _) in found.items()}
         self._database.insert(ids, {
-            name: values if before[name] == kinds[name] else [converted(value, kinds[name]) for value in values]
+            name: values if before[name] == kinds[name] else [converted(value, kinds[name], name) for value in values]
             for name, (_, values) in found.items()
         })  # fmt: skip
         return self._database.columns()

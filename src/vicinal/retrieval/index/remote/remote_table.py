@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from vicinal.data.column_kinds import ColumnKind, Kinds, merged_kinds
+from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds, merged_kinds, rounded_integers
 from vicinal.data.columns import image_keys
+from vicinal.data.condition_syntax import Column, Comparison, Or
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
 from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, payload_of
@@ -230,12 +231,21 @@ class RemoteTable:
             kinds = merged_kinds(old, new)
             if kinds == old:
                 return kinds
+            for name, kind in kinds.items():
+                if kind.kind == "floating" and name in old and old[name].kind == "integer":
+                    self._check_exact(name, old)
             if not self.call(self.engine.set_columns, old, kinds):
                 for rows in self.pages(None, old, vectors=True):
                     records = [converted_record(record, kinds) for record in rows.records]
                     self.call(self.engine.write, Rows(rows.ids, records, rows.vectors), kinds)
             self.facts.change(columns={name: kind.to_dict() for name, kind in kinds.items()})
             return kinds
+
+    def _check_exact(self, column: str, kinds: Kinds) -> None:
+        """Raise InputError if a column has integers that would be rounded as floats."""
+        sides = (Comparison(Column(column), ">", MAX_EXACT), Comparison(Column(column), "<", -MAX_EXACT))
+        if self.call(self.engine.count, self.engine.filter(Or(sides), kinds, column), 1):
+            raise rounded_integers(column)
 
     def delete(self, ids: Integers) -> None:
         """Delete the rows of the given ids that exist."""

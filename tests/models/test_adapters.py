@@ -11,7 +11,7 @@ import torch
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.lora import add_lora
+from vicinal.models.adapters import add_lora
 from vicinal.utils.errors import InputError
 
 pytest.importorskip("peft")

@@ -1,15 +1,19 @@
-"""LoRA: low-rank adapters of the layers of a backbone, trained in their place and merged into them when it is saved."""
+"""Training a part of a backbone: low-rank adapters (LoRA) of its layers, its last blocks, or its biases and norms.
+
+Adapters are merged into the layers when the model is saved.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from vicinal.models.backbones import layer_depths
 from vicinal.models.execution import eval_mode
 from vicinal.models.saving import ADAPTER, adapted_layers
 from vicinal.utils.arguments import is_number, shown
@@ -146,3 +150,57 @@ def _check_arguments(rank: object, alpha: object, dropout: object) -> None:
         raise InputError(f"LoRA: alpha is {shown(alpha)}; it must be a number above 0")
     if not is_number(dropout) or not 0 <= dropout < 1:
         raise InputError(f"LoRA: dropout is {shown(dropout)}; it must be a number from 0 to below 1")
+
+
+def train_last_blocks(embedder: Embedder, blocks: int) -> None:
+    """Freeze the backbone of an embedder except its last blocks and the layers after them.
+
+    Batch normalization in frozen layers keeps its statistics.
+
+    Args:
+        embedder: The model, which is changed.
+        blocks: The number of blocks that are trained: residual blocks, or those of a transformer.
+
+    Raises:
+        InputError: the backbone has fewer blocks, or does not know its layers.
+
+    Example:
+        >>> from vicinal import Embedder
+        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
+        >>> train_last_blocks(embedder, 1)
+        >>> len([name for name, p in embedder.backbone.named_parameters() if p.requires_grad])
+        14
+    """
+    name = embedder.config["backbone"]
+    depths = layer_depths(embedder.backbone, name)
+    number = max(depths.values()) - 1  # without the stem
+    if type(blocks) is not int or not 1 <= blocks <= number:
+        raise InputError(f"blocks is {shown(blocks)}; it must be an integer from 1 to {number}, the blocks of {name}")
+    _train_only(embedder, lambda parameter, _: depths[parameter] <= blocks)
+
+
+def train_biases_and_norms(embedder: Embedder) -> None:
+    """Freeze the backbone of an embedder except its vectors: biases, weights of normalization and of layer scales.
+
+    Reference: Ben Zaken et al., "BitFit", ACL 2022; Frankle et al., "Training BatchNorm and Only BatchNorm", ICLR 2021.
+
+    Args:
+        embedder: The model, which is changed.
+
+    Example:
+        >>> from vicinal import Embedder
+        >>> embedder = Embedder("test_vit", dim=8, pooling="token", pretrained=False)
+        >>> train_biases_and_norms(embedder)
+        >>> {p.ndim for p in embedder.backbone.parameters() if p.requires_grad}
+        {1}
+    """
+    _train_only(embedder, lambda _, parameter: parameter.ndim <= 1)
+
+
+def _train_only(embedder: Embedder, condition: Callable[[str, nn.Parameter], bool]) -> None:
+    parameters = dict(embedder.backbone.named_parameters())
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(parameter.requires_grad and condition(name, parameter))
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise InputError(f"nothing of {embedder.config['backbone']} is left to train; is batch normalization frozen?")
+    embedder.train(embedder.training)  # batch normalization that is frozen now stays as it is

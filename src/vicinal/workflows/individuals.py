@@ -1,0 +1,186 @@
+"""A gallery of individuals: the quality of what is enrolled, photos that are still to be identified, and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from vicinal.analysis.identities import photo_quality
+from vicinal.data.cleaning_decisions import IDENTIFYING, Decision, decided_rows
+from vicinal.data.columns import is_coarse_column
+from vicinal.data.table import Table
+from vicinal.data.table_files import INTEGER
+from vicinal.retrieval.index.database import TIMEOUT
+from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.individuals import enrolled_photos
+from vicinal.utils.arguments import is_integer
+from vicinal.utils.arrays import Booleans, Integers
+from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
+
+SHOWN = 20  # lines about photos
+
+
+def enrolled_quality(index: ImageIndex, table: Table) -> pd.DataFrame:
+    """Measure the photos of a table that are in an index of identities, among all that it has.
+
+    Returns:
+        The columns of :func:`~vicinal.analysis.photo_quality` after `path` and `identity`.
+    """
+    vectors, gallery = enrolled_photos(index)
+    has_paths = gallery.has("path")
+    rows = np.arange(len(gallery))
+    if has_paths and table.has("path"):
+        rows = np.flatnonzero(np.isin(gallery.image_keys, table.image_keys))
+    quality = photo_quality(vectors, gallery, rows).drop(columns="row")
+    quality.insert(0, "identity", gallery.frame["label"].to_numpy()[rows])
+    quality.insert(0, "path", gallery.frame["path"].to_numpy()[rows] if has_paths else None)
+    return quality
+
+
+def enrollment_text(quality: pd.DataFrame, index: ImageIndex) -> str:
+    """How many photos and identities were enrolled, and what is noted about the photos."""
+    noted = quality[quality["note"] != ""]
+    lines = [
+        f"{len(quality):,} photos of {quality['identity'].nunique():,} identities; the gallery has {len(index):,}",
+        f"{len(noted):,} photos with notes" + ":" * bool(len(noted)),
+        *(f"  {each.path} ({each.identity}): {each.note}" for each in noted.head(SHOWN).itertuples()),
+    ]
+    return "\n".join([*lines, f"  and {len(noted) - SHOWN:,} more"] if len(noted) > SHOWN else lines)
+
+
+def is_undecided(index: ImageIndex, table: Table, ask_again: bool = False) -> Booleans:
+    """Whether each photo is neither in an index nor one that was decided to be not sure, bool [rows].
+
+    Args:
+        index: of identities.
+        table: the photos; those without paths are undecided.
+        ask_again: whether photos that are not sure are undecided too.
+    """
+    if not table.has("path"):
+        return np.ones(len(table), dtype=bool)
+    undecided: Booleans = index.ids_by_key(table.image_keys) < 0
+    return undecided if ask_again else undecided & ~np.isin(table.image_keys, index.unsure)
+
+
+def identification_text(frame: pd.DataFrame) -> str:
+    """A line per photo: its identity, or the proposed name and the nearest identity."""
+    lines = []
+    for each in frame.to_dict("records"):
+        new = f"new; nearest {each['nearest']} " if each["is_new"] else ""
+        known = "" if each["probability"] != each["probability"] else f", probability {each['probability']:.2f}"
+        lines.append(f"{each['path']}  {each['identity']} ({new}{each['score']:.4f}{known})")
+    is_new = frame["is_new"]
+    return "\n".join([*lines, f"{(~is_new).sum():,} photos of identities of the gallery, {is_new.sum():,} photos of "
+                      f"{frame['identity'][is_new].nunique():,} proposed new ones"])  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What decisions change.
+
+    Attributes:
+        labels: the identities of the photos that are to be enrolled, by their rows.
+        unsure: the keys of photos that are not sure, and were not before.
+        counts: the numbers of photos that are `same`, `new` and `not sure`, of those that were not decided before.
+    """
+
+    labels: dict[int, Any]
+    unsure: set[str]
+    counts: dict[str, int]
+
+
+def apply_decisions(
+    place: str | Path,
+    table: Table,
+    decisions: str | Path,
+    embed: Callable[[Integers], EmbeddedTable],
+    timeout: float = TIMEOUT,
+) -> dict[str, int]:
+    """Enroll photos as a file of decisions says, in one transaction of the index.
+
+    The file is a CSV file with the columns `path`, `decision` (`same`, `new`, `not sure` or empty) and `identity`, as
+    the page of `vicinal identify` saves it; paths are read as by :func:`~vicinal.data.apply_decisions`. A photo is
+    enrolled under an identity of the index (`same`) or another one (`new`). One that is not sure is remembered, so that
+    it is not proposed again. Decisions that were applied before change nothing.
+
+    Args:
+        place: the folder of an index of identities, or its URL.
+        table: the photos, with paths; their labels do not matter.
+        decisions: the file.
+        embed: returns the embeddings of some rows of the table, by the model of the index; none may be left out.
+        timeout: seconds to wait while another process writes the index.
+
+    Returns:
+        The numbers of photos that are `same`, `new` and `not sure`, of those that were not decided before.
+
+    Raises:
+        InputError: as :func:`~vicinal.data.apply_decisions`; `same` is no identity of the index or `new` one that it
+            has; or a photo is in the index under another identity. Nothing is changed then.
+    """
+    if not table.has("path"):
+        raise InputError("decisions are about photos with paths; the source has none")
+    decided = decided_rows(table, Path(decisions), vocabulary=IDENTIFYING)
+    with Index.load(place, timeout) as index:
+        rows = np.array(list(_plan(index, table, decided).labels), dtype=np.int64)
+    embedded = embed(rows) if len(rows) else None
+    with Index.open(place, timeout) as index:
+        plan = _plan(index, table, decided)  # another process may have changed it meanwhile
+        if embedded is not None and plan.labels:
+            is_left = np.isin(rows, list(plan.labels))
+            labels = _column([plan.labels[row] for row in rows[is_left].tolist()])
+            photos = _unlabeled(embedded.table.take(is_left)).frame.assign(label=labels)
+            index.upsert(embedded.vectors[is_left], Table(photos))
+        enrolled = {table.image_keys[row] for row in plan.labels}
+        if enrolled or plan.unsure:
+            index.unsure = ({*index.unsure} | plan.unsure) - enrolled
+    return plan.counts
+
+
+def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> Plan:
+    names, ids = {str(name): name for name in _identities(index)}, index.ids_by_key(table.image_keys)
+    labels: dict[int, Any] = {}
+    unsure: set[str] = set()
+    for row, each in decided.items():
+        if each.action == "not sure":
+            unsure |= {table.image_keys[row]} if ids[row] < 0 else set()
+        elif ids[row] < 0:
+            labels[row] = _name(each, names)
+        elif str(index.lookup([ids[row]]).get("label", pd.Series([None]))[0]) != each.new_label:
+            raise InputError(f"{each.where}: the photo is in the gallery under another identity; delete it first")
+    unsure -= {*index.unsure}
+    counts = {action: sum(decided[row].action == action for row in labels) for action in ("same", "new")}
+    return Plan(labels, unsure, {**counts, "not sure": len(unsure)})
+
+
+def _identities(index: ImageIndex) -> list[Any]:
+    frames = [frame["label"] for frame in index.frames() if "label" in frame]
+    return pd.concat(frames).dropna().unique().tolist() if frames else []
+
+
+def _name(decision: Decision, names: dict[str, Any]) -> Any:
+    """The identity of a decision, an integer where those of the index are."""
+    text = decision.new_label
+    if decision.action == "same":
+        if text not in names:
+            raise InputError(f"{decision.where}: same, but the gallery has no identity {text!r}; make it new")
+        return names[text]
+    if text in names:
+        raise InputError(f"{decision.where}: new, but the gallery has an identity {text!r}; make it same, or rename it")
+    is_number = bool(names) and all(is_integer(name) for name in names.values()) and INTEGER.fullmatch(text)
+    return int(text) if is_number else text
+
+
+def _column(labels: list[Any]) -> list[Any]:
+    """Labels of one type: text unless all are integers."""
+    return labels if all(is_integer(label) for label in labels) else [str(label) for label in labels]
+
+
+def _unlabeled(table: Table) -> Table:
+    """Without the columns that say what folders the photos are in."""
+    names = [name for name in table.frame if name in ("label", "split") or is_coarse_column(str(name))]
+    return Table(table.frame.drop(columns=names))
