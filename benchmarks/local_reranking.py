@@ -3,7 +3,7 @@
     python -m benchmarks.local_reranking --data DATA --runs RUNS --out RESULTS
 
 DATA and RUNS are those of `benchmarks.default_settings`; RUNS holds the tables and the trained runs, such as
-`grocery/default-0`. Each row starts from EfficientNet-Lite0: `zero-shot` is the network with ImageNet's weights, the
+`grocery/defaults-0`. Each row starts from EfficientNet-Lite0: `pretrained` is the network with ImageNet's weights, the
 others are runs of `vicinal train`. Finished rows are read from RESULTS. Sizes are multiples of that of the model.
 """
 
@@ -31,11 +31,11 @@ from vicinal.utils.run_folder import RunFolder
 COLUMNS = ("dataset", "model", "size", "patches", "weight", "recall@1", "after", "mAP@R", "after", "gain", "ms a query")
 
 
-def embedder(name: str, folder: Path) -> Embedder:
-    """A trained model, or the pretrained network with the transform of the first run."""
-    if name != "zero-shot":
-        return Embedder.from_pretrained(RunFolder(folder / name).model)
-    transform = Embedder.from_pretrained(RunFolder(folder / "default-0").model).transform
+def embedder(name: str, runs: list[Path]) -> Embedder:
+    """A trained model; or the pretrained network, with the transform of the first run."""
+    if name != "pretrained":
+        return Embedder.from_pretrained(RunFolder(runs[0].with_name(name)).model)
+    transform = Embedder.from_pretrained(RunFolder(runs[0]).model).transform
     return Embedder("efficientnet_lite0", dim=None, norm="none", transform=transform)
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--runs", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--out", required=True, type=Path, help="folder of the results")
     parser.add_argument("--datasets", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--models", nargs="+", default=["zero-shot", "default-0", "default-1", "default-2"])
+    parser.add_argument("--trained", nargs="+", metavar="RUN", default=["defaults-0", "defaults-1", "defaults-2"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--geometric", action="store_true", help="count only matches that fit a similarity transform")
     parser.add_argument("--threads", type=int, default=1)
@@ -82,17 +82,21 @@ def main() -> None:
     print_machine()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    for name, multiple, dataset in itertools.product(arguments.models, arguments.sizes, arguments.datasets):
+    for name, multiple, dataset in itertools.product(
+        ["pretrained", *arguments.trained], arguments.sizes, arguments.datasets
+    ):
         table, check = prepare(dataset, arguments.data, arguments.runs / dataset), "-geometric" * arguments.geometric
-        if name != "zero-shot" and not (table.parent / name).exists():
+        runs = [each for each in (table.parent / run for run in arguments.trained) if each.exists()]
+        if not runs or (name != "pretrained" and table.parent / name not in runs):
             continue
-        place = arguments.out / f"{dataset}-{name}-{multiple}{check}.json"
+        model = embedder(name, runs)
+        size = multiple * model.transform.size
+        place = arguments.out / f"{dataset}-{name}-{size}{check}.json"
         if not place.exists():
-            started, model = time.perf_counter(), embedder(name, table.parent)
-            size = multiple * model.transform.size
+            started = time.perf_counter()
             result = measured(model, table, size, arguments.geometric)
             place.write_text(json.dumps({**result, "size": size, "minutes": (time.perf_counter() - started) / 60}))
-            print(dataset, name, multiple, result, flush=True)
+            print(dataset, name, size, result, flush=True)
         row = json.loads(place.read_text())
         metrics = [*row["recall@1"], *row["mAP@R"], *row["mAP@R gain"]]
         chosen = [row["patches"], f"{row['weight']:g}"]

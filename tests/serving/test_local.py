@@ -52,7 +52,10 @@ def test_an_image_is_found_by_its_patches_as_in_python(local: TestClient, place:
     by_image, by_id = search(local, image=encoded(noise(5)), k=12), search(local, id=5, k=12)
     assert by_image["matches"][0]["id"] == by_id["matches"][0]["id"] == "5"
     assert by_image["matches"][0]["score"] == pytest.approx(3, abs=0.02)  # similarity 1, and 2 for all patches
-    assert by_image["matches"][0]["matching_patches"] == by_id["matches"][0]["matching_patches"] == 16
+    for place_of in by_image["matches"][0]["patches"], by_id["matches"][0]["patches"]:
+        assert len(place_of) == 16  # each patch matches itself
+        assert all(patch[:2] == patch[2:4] and patch[4] == pytest.approx(1, abs=0.01) for patch in place_of)
+        assert place_of[1][:2] == [0.375, 0.125]  # the second patch of the first row
     assert "matching_patches" not in by_id["matches"][0]["columns"]
     with Index.load(place) as index:
         encoder = LocalEncoder.from_settings(model, index.local_settings)
@@ -63,13 +66,14 @@ def test_an_image_is_found_by_its_patches_as_in_python(local: TestClient, place:
     np.testing.assert_allclose(
         [match["score"] for match in by_image["matches"]], [match["score"] for match in wanted], atol=0.02
     )
-    assert "matching_patches" not in local.post("/search", json={"id": 5}).json()["matches"][0]
+    assert "patches" not in local.post("/search", json={"id": 5}).json()["matches"][0]
+    assert local.get("/info").json()["local"] == {"grid": [4, 4], "square": pytest.approx(64 / 73), "weight": 2}
 
 
 def test_added_items_have_local_features_and_deleted_ones_none(local: TestClient, place: Path) -> None:
     added = local.post("/items", json={"image": encoded(noise(77))}).json()["ids"][0]
     found = search(local, image=encoded(noise(77)), k=1)["matches"][0]
-    assert (found["id"], found["matching_patches"]) == (added, 16)
+    assert (found["id"], len(found["patches"])) == (added, 16)
     by_vector = local.post("/items", json={"vector": vector_list(1)}).json()["ids"][0]  # which has no image
     answer = local.post("/search", json={"rerank": "local", "id": by_vector})
     assert (answer.status_code, answer.json()["detail"]) == (422, f"rerank: item {by_vector} has no local features")
@@ -84,9 +88,9 @@ def test_added_items_have_local_features_and_deleted_ones_none(local: TestClient
     [
         (
             {"vector": vector_list(1)},
-            "rerank: local features are of an image; give image, url or id in place of vector",
+            "rerank: local features are of an image; give image, url or id, no vector",
         ),
-        ({"id": 99}, "there is no item 99; it was never given or is deleted"),
+        ({"id": 99}, "no item 99; it was never added or is deleted"),
     ],
 )
 def test_queries_without_local_features(local: TestClient, body: dict, message: str) -> None:

@@ -101,7 +101,19 @@ def _search(
     if is_decided:
         find = partial(match_images, min_score=options.min_score, min_probability=options.min_probability)
     found = find(index, vectors, Table(pd.DataFrame(index=range(len(vectors)))), k, **arguments)
-    return [_answer(each, index, calibration) for each in found]
+    answers = [_answer(each, index, calibration) for each in found]
+    if options.rerank == "local":
+        for row, answer in enumerate(answers):
+            _add_patches(answer["matches"], reranking, row)
+    return answers
+
+
+def _add_patches(matches: list[dict[str, Any]], reranking: Any, row: int) -> None:
+    """Add the places of matching patches to the matches of a query; see :class:`~vicinal.retrieval.PatchMatches`."""
+    found = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
+    for match, patches in zip(matches, found, strict=True):
+        places = np.hstack([patches.query_points, patches.points, patches.similarities[:, None]])
+        match["patches"] = places.round(4).tolist()
 
 
 def _reranking(name: str, index: Any, codes: Sequence[Any]) -> Any:
@@ -127,7 +139,6 @@ def _answer(result: SearchResult, index: ImageIndex, calibration: Calibration | 
             "probability": probability,
             "label": match.get("label"),
             "columns": shown_columns(match, index.root),
-            **{name: match[name] for name in ("matching_patches",) if name in match},
         }
         for match, probability in zip(result.matches, probabilities, strict=True)
     ]

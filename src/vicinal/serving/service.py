@@ -227,7 +227,7 @@ class Service:
         from vicinal import __version__
 
         index = self.index
-        model = index.made_with.get("model")
+        model, local = index.made_with.get("model"), index.local_settings
         return {
             "name": self.store.name,
             "engine": self.store.engine,
@@ -241,6 +241,7 @@ class Service:
             },
             "refiner": {"fingerprint": index.refiner_fingerprint},
             "calibration": None if index.calibration is None else index.calibration.describe(),
+            "local": local and {name: local[name] for name in ("grid", "square", "weight")},
             "columns": await asyncio.to_thread(self.store.column_facts),
             "limits": self.limits.to_dict(),
             "can_write": not self.store.read_only,

@@ -16,7 +16,7 @@ from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.table import Table
 from vicinal.data.whitening_files import ARRAYS
 from vicinal.models.embedder import Embedder
-from vicinal.models.feature_maps import MapName, patch_vectors
+from vicinal.models.feature_maps import MapName, patch_transform, patch_vectors
 from vicinal.models.inputs import Images
 from vicinal.retrieval.whitening import PCAWhitening
 from vicinal.utils.arrays import Booleans, Floats, Integers
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.uint8]
 ZERO = 128  # the code of 0
+CENTER = 0.875  # of the shorter side, which a transform without `resize` crops
 MAX_FIT_IMAGES, MAX_FIT_PATCHES = 300, 50_000  # that a whitening is learned from
 SHRINKAGE = 1e-3  # of the whitening, so that few patches or flat directions do not matter
 
@@ -280,7 +281,7 @@ class LocalEncoder:
         """All but the model, as values of JSON that :meth:`from_settings` reads."""
         arrays = {} if self.whitening is None else {name: getattr(self.whitening, name) for name in ARRAYS}
         return {
-            "grid": list(self.grid), "dim": self.dim, "size": self.size, "layer": self.layer,
+            "grid": list(self.grid), "dim": self.dim, "size": self.size, "layer": self.layer, "square": self.square,
             "whitening": {name: [list(array.shape), b64encode(array.tobytes()).decode()]
                           for name, array in arrays.items()} or None,
         }  # fmt: skip
@@ -295,6 +296,12 @@ class LocalEncoder:
         rows, columns = settings["grid"]
         whitening = PCAWhitening(**arrays) if stored else None
         return cls(model, whitening, (rows, columns), settings["dim"], settings["size"], settings["layer"])
+
+    @property
+    def square(self) -> float:
+        """The side of the square from the center that is divided into patches, as a fraction of the shorter side."""
+        transform = patch_transform(self.model, self.size)
+        return transform.size / (transform.resize or round(transform.size / CENTER))
 
     @property
     def shape(self) -> tuple[int, int]:
