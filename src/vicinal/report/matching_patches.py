@@ -55,7 +55,7 @@ def draw_matching_patches(pairs: Sequence[MatchedPair], transform: ImageTransfor
     Args:
         pairs: at most 30 are drawn.
         transform: of the images whose patches match, which gives the squares that are drawn; see
-            :func:`~vicinal.models.feature_maps.patch_transform`.
+            `patch_transform` of `vicinal.models.feature_maps`.
         path: the picture; its suffix is the format.
 
     Raises:

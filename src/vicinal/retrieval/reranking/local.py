@@ -237,7 +237,7 @@ class PatchMatches:
     def of(
         cls, query_grid: tuple[int, int], grid: tuple[int, int], matches: Integers, similarities: Floats
     ) -> PatchMatches:
-        """The matches of an image, as :func:`mutual_nearest` returns them."""
+        """The matches of an image, as `mutual_nearest` returns them."""
         patches = np.flatnonzero(matches >= 0)
         return cls(_centers(query_grid, patches), _centers(grid, matches[patches]), similarities[patches], grid)
 

@@ -225,7 +225,7 @@ class LocalEncoder:
     """Computes local features: patches of a feature map of an embedder's backbone, whitened, as codes.
 
     Args:
-        model: see :func:`~vicinal.models.feature_maps.patch_vectors`, as for `size` and `layer`.
+        model: see `patch_vectors` of `vicinal.models.feature_maps`, as for `size` and `layer`.
         whitening: learned on patches of length 1, see :meth:`fit`; None: they are taken as they are.
         grid: the numbers of rows and columns of patches of an image.
         size: side of the square that is divided into patches, in pixels; None: that of the model's transform.
@@ -262,7 +262,7 @@ class LocalEncoder:
             layer: as above.
 
         Raises:
-            InputError: as :func:`~vicinal.models.feature_maps.patch_vectors`, or the patches are all equal.
+            InputError: as `patch_vectors` of `vicinal.models.feature_maps`, or the patches are all equal.
         """
         parts, grids = [], [(0, 0)]
         for vectors, grid in patch_vectors(model, _some(source), size, layer):
