@@ -114,7 +114,7 @@ def upgrade_warnings(
         for metric in [name for name in JUDGED if name in differences.index]:
             row = 100 * differences.loc[metric]
             if row["difference"] < -100 * (tolerance if base == NEW else 0):
-                limit = f", more than the tolerance of {100 * tolerance:g}" if base == NEW else ""
+                limit = f", more than the tolerance of {100 * tolerance:g} points" if base == NEW else ""
                 bounds = f"[{-row['difference_high']:.2f}, {-row['difference_low']:.2f}]"
                 warnings.append(
                     f"{upgrade} loses {-row['difference']:.2f} points {bounds} of {metric} against {words}{limit}"

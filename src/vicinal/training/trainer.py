@@ -331,9 +331,10 @@ class Trainer(BaseTrainer):
             assert matrix is not None
             set_transition(self.bare_module.losses, matrix)
         if self.is_compatible:
-            of_old = (self.settings, training, self.engine.fabric.device, self.recipe.allow_imports)
-            old_centers = distributed.broadcast_object(old_class_centers(*of_old) if self.is_main_process else None)
-            assert old_centers is not None
+            device, allowed = self.engine.fabric.device, self.recipe.allow_imports
+            old_centers = distributed.broadcast_object(
+                old_class_centers(self.settings, training, device, allowed)  # one process computes, the others wait
+            )
             set_old_centers(self.bare_module.losses, old_centers)
 
     def _set_heads(self) -> None:
