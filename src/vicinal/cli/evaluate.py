@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Calibration, Reranking
     from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.evaluate import MakeReranking
     from vicinal.workflows.settings import EvaluationSettings
+
+VALIDATION = "val"  # the split on whose classes the weight of local features is chosen
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -111,6 +114,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
+    if arguments.rerank == "local":
+        make_reranking = _local_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
@@ -191,18 +196,44 @@ def _settings(arguments: Arguments) -> EvaluationSettings:
     return settings
 
 
-def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking] | None:
+def _make_reranking(arguments: Arguments) -> MakeReranking | None:
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     if arguments.context and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
     reranking, refiner = inputs.read_reranking(arguments), inputs.load_refiner(arguments)
     if refiner is not None:
+        if arguments.rerank == "local":
+            raise InputError("--rerank local is for embeddings that are not refined; leave out --refiner")
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
-    return None if reranking is None else lambda _: reranking
+    return None if reranking is None else lambda *_: reranking
+
+
+def _local_reranking(arguments: Arguments) -> MakeReranking:
+    """The function that re-ranks a source by local features, with a weight chosen on its split val if none is given."""
+    from vicinal.workflows.local_features import with_local_features
+    from vicinal.workflows.settings import LocalSettings
+    from vicinal.workflows.source import Source
+
+    for name in [arguments.images] if arguments.images is not None else arguments.sources or [arguments.embeddings]:
+        if Source(name).is_stored:
+            raise InputError(f"{name} holds embeddings; --rerank local needs the images too: name them with --images")
+    method, settings = inputs.read_reranking(arguments), read_settings(LocalSettings, arguments, "local.")
+    validation: dict[str, EmbeddedTable] = {}
+    if getattr(arguments, "rerank.weight") is None:
+        try:
+            validation = _embedded(argparse.Namespace(**{**vars(arguments), "split": VALIDATION}))
+        except InputError as error:
+            raise InputError(f"the weight of local features is chosen on the split {VALIDATION}: {error}; or give the "
+                             "weight, such as --rerank.weight 0.5") from None  # fmt: skip
+    return lambda name, embedded: with_local_features(method, embedded, settings, name, validation.get(name))
 
 
 def _refinement(
-    refiner: ContextRefiner, context: Literal["everything", "gallery"], reranking: Any, embedded: EmbeddedTable
+    refiner: ContextRefiner,
+    context: Literal["everything", "gallery"],
+    reranking: Any,
+    name: str,
+    embedded: EmbeddedTable,
 ) -> Reranking:
     from vicinal.retrieval import Refinement, SequentialReranking
 
@@ -290,7 +321,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        given.get("refiner") is not None or bool(given.get("open_set")) or bool(given.get("adapter")),
+        any(map(given.get, ("refiner", "open_set", "adapter"))) or given.get("rerank") == "local",
     )
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():

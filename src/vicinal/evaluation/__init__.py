@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.relevance import Relevance
+    from vicinal.evaluation.reranking_weight import WeightChoice, choose_weight
     from vicinal.evaluation.resampling import Resampling, count_query_classes
     from vicinal.evaluation.result import Evaluation, metrics_by
     from vicinal.evaluation.results_table import ResultsTable
@@ -50,8 +51,10 @@ __all__ = [
     "Relevance",
     "Resampling",
     "ResultsTable",
+    "WeightChoice",
     "average_runs",
     "calibrate",
+    "choose_weight",
     "cluster",
     "cluster_agreement",
     "cluster_metrics",

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
+    from vicinal.retrieval.reranking.local import LocalReranking, PatchMatches
+    from vicinal.retrieval.reranking.local_features import LocalEncoder, LocalFeatures, StoredFeatures
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
@@ -39,9 +41,13 @@ __all__ = [
     "ImageIndex",
     "Index",
     "LinearAdapter",
+    "LocalEncoder",
+    "LocalFeatures",
+    "LocalReranking",
     "NeighborAverage",
     "Neighbors",
     "PCAWhitening",
+    "PatchMatches",
     "QueryExpansion",
     "QueryGallery",
     "ReciprocalReranking",
@@ -51,6 +57,7 @@ __all__ = [
     "Reranking",
     "SearchResult",
     "SequentialReranking",
+    "StoredFeatures",
     "UnitVectors",
     "average_linkage",
     "class_similarities",

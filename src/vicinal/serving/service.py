@@ -7,17 +7,18 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
 from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
-from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
-from vicinal.serving.embedders import as_image_embedder
+from vicinal.serving.decoding import ImageTask, Preparation, PreparedImage, ThumbnailTask, TorchPreparation
+from vicinal.serving.embedders import ImageEmbedder, as_image_embedder
 from vicinal.serving.guard import Load, Metrics
 from vicinal.serving.limits import Limits
 from vicinal.serving.matches import Query, check_condition, search_batch, shown_columns
@@ -27,6 +28,9 @@ from vicinal.serving.store import open_store, remove_image, write_image
 from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.serving.local_queries import LocalQueries
 
 MAX_DECODE_SECONDS = 10.0
 
@@ -69,6 +73,7 @@ class Service:
         self._pool: DecodingPool | None = None
         self._stack: ExitStack | None = None
         self._thumbnails: Thumbnails | None = None
+        self._local: LocalQueries | None = None
 
     def __enter__(self) -> Service:
         with ExitStack() as stack:
@@ -78,7 +83,7 @@ class Service:
                     f"the model gives {self.embedder.dim} dimensions, the index has {self.index.dim}; give the "
                     "model that the index was built with"
                 )
-            preparation = None if self.embedder is None else self.embedder.preparation
+            preparation = None if self.embedder is None else self._preparation(self.embedder)
             memory, seconds = int(self.limits.decode_memory_mb * 2**20), self.limits.request_seconds
             self._pool = DecodingPool(
                 preparation, self.limits.decode_workers, self.limits.max_pixels, memory,
@@ -94,6 +99,16 @@ class Service:
         if self._stack is not None:
             self._stack.close()
         self._stack = None
+
+    def _preparation(self, embedder: ImageEmbedder) -> Preparation:
+        """Makes what prepares images for the model, and for local features if the index stores these."""
+        preparation, settings = embedder.preparation, self.index.local_settings
+        if settings is None or not isinstance(preparation, TorchPreparation):
+            return preparation
+        from vicinal.serving.local_queries import LocalQueries
+
+        self._local = LocalQueries(settings, embedder)
+        return replace(preparation, local_transform=self._local.transform)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -141,10 +156,12 @@ class Service:
         check_condition(body.filter, self.limits)
         if body.rerank is not None and len(self.store) > self.limits.max_rerank:
             raise Problem(422, f"rerank: it is for indexes of at most {self.limits.max_rerank:,} items; leave it out")
-        vector = await self._vector(body)
+        vector, codes = await self._vector(body), None
+        if body.rerank == "local":
+            codes = await self._codes(body)
         is_slow = any(each is not None for each in (body.filter, body.group_by, body.rerank, body.exclude_id))
         batcher = self._batchers["filtered" if is_slow else "search"]
-        answer: dict[str, Any] = await batcher.submit((vector, body.options()))
+        answer: dict[str, Any] = await batcher.submit((vector, body.options(), codes))
         return answer
 
     async def embed(self, body: EmbedBody) -> dict[str, Any]:
@@ -161,13 +178,16 @@ class Service:
             return {"ids": [str(each) for each in known]}
         columns = _columns_of(body)
         if body.image is None:
-            vector, file = self._checked_vector(body.vector or []), None
+            vector, file, codes = self._checked_vector(body.vector or []), None, None
         else:
             vector, image_format = await self._embed(body.image)
+            codes = None
+            if self._local is not None and self._local.transform is not None:
+                codes = (await self._local_codes(body.image)).tobytes()
             folder = self.store.images
             file = None if folder is None else await write_image(folder, body.image, image_format)
         try:
-            answer = self.store.add(vector[None], columns, None if file is None else str(file), key)
+            answer = self.store.add(vector[None], columns, None if file is None else str(file), key, codes)
         except Problem:
             remove_image(file)
             raise
@@ -207,7 +227,7 @@ class Service:
         from vicinal import __version__
 
         index = self.index
-        model = index.made_with.get("model")
+        model, local = index.made_with.get("model"), index.local_settings
         return {
             "name": self.store.name,
             "engine": self.store.engine,
@@ -221,6 +241,7 @@ class Service:
             },
             "refiner": {"fingerprint": index.refiner_fingerprint},
             "calibration": None if index.calibration is None else index.calibration.describe(),
+            "local": local and {name: local[name] for name in ("grid", "square", "weight")},
             "columns": await asyncio.to_thread(self.store.column_facts),
             "limits": self.limits.to_dict(),
             "can_write": not self.store.read_only,
@@ -262,6 +283,26 @@ class Service:
         vector, _ = await self._embed(body.image, body.url, body.box)
         return vector
 
+    async def _codes(self, body: SearchBody) -> Any:
+        """The codes of the local features of a query, uint8 [patches, dim]."""
+        from vicinal.serving.local_queries import NONE_STORED, stored_codes
+
+        if self.index.local_settings is None:
+            raise Problem(422, NONE_STORED)
+        if body.id is not None:
+            return await asyncio.to_thread(stored_codes, self.index, body.id)
+        if body.vector is not None:
+            raise Problem(422, "rerank: local features are of an image; give image, url or id, no vector")
+        return await self._local_codes(body.image, body.url, body.box)
+
+    async def _local_codes(
+        self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
+    ) -> Any:
+        if self._local is None or self._local.transform is None:
+            raise Problem(422, "rerank: this service has no model for local features of images; give the id of an item")
+        prepared = await self._prepared(image, url, box, is_local=True)
+        return await asyncio.to_thread(self._local.encode, prepared.pixels)
+
     def _checked_vector(self, values: Sequence[float]) -> Floats:
         if len(values) != self.index.dim:
             raise Problem(422, f"vector: it has {len(values):,} dimensions, the index has {self.index.dim}")
@@ -275,15 +316,22 @@ class Service:
         self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
     ) -> tuple[Floats, str]:
         """The embedding of an image, or of one that is fetched, and the name of its format."""
+        prepared = await self._prepared(image, url, box)
+        return await self._batchers["embed"].submit(prepared), prepared.format
+
+    async def _prepared(
+        self, image: bytes | None, url: str | None, box: Sequence[float] | None, is_local: bool = False
+    ) -> PreparedImage:
+        """An image, or one that is fetched, as the model takes it."""
         if self.embedder is None or self._pool is None:
             raise Problem(422, "this service has no model; it takes vectors and ids")
         data = await self.fetcher.fetch(url) if url is not None else image or b""
         edges = None if box is None else (box[0], box[1], box[0] + box[2], box[1] + box[3])
         try:
-            prepared: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges)))
+            prepared: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges, is_local)))
         except InputError as error:
             raise Problem(422, f"image: {error}") from None
-        return await self._batchers["embed"].submit(prepared), prepared.format
+        return prepared
 
     def _embed_batch(self, images: Sequence[PreparedImage]) -> Sequence[Any]:
         assert self.embedder is not None  # or no image would have been decoded

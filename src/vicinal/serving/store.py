@@ -139,7 +139,9 @@ class Store(ABC):
     # changes
 
     @abstractmethod
-    def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
+    def add(
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, codes: bytes | None = None
+    ) -> Future[list[int]]:
         """Return a future with the id of a new item, resolved once the change is on disk.
 
         Args:
@@ -147,6 +149,7 @@ class Store(ABC):
             columns: its values of columns.
             path: of its image.
             key: by which the request may be repeated.
+            codes: of its local features, which an index in a folder may store.
 
         Raises:
             Problem: too many wait, or the service only reads.
