@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from vicinal.cli import inputs
+from vicinal.cli.compatibility import add_cross, check_cross, evaluate_cross
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
@@ -52,6 +53,7 @@ def add_evaluate(parser: Parser) -> None:
         help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
+    add_cross(parser)
     _add_refinement(parser)
     inputs.add_reranking(parser, "metrics before and after re-ranking")
     inputs.add_embedding(parser)
@@ -89,6 +91,7 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.pairs is not None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
+    check_cross(arguments)
     _check_sources(arguments)
     from vicinal.utils.launch import Launch
 
@@ -117,6 +120,8 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
             inputs.require_labels(name, embedded.table, "evaluation")
+    if arguments.cross:
+        return evaluate_cross(arguments, sources, settings)
     if is_main_process():
         name = next(iter(sources))
         warn_of_series(name, sources[name])
@@ -316,7 +321,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        given.get("refiner") is not None or bool(given.get("open_set")) or given.get("rerank") == "local",
+        any(map(given.get, ("refiner", "open_set", "adapter"))) or given.get("rerank") == "local",
     )
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
@@ -342,7 +347,8 @@ def _log_warnings(name: str, table: Table) -> None:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
 
 
-OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
+OTHERS = ("cross", "adapter", "tolerance", "compare", "average",
+          "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
           "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
           "recall_at", "protocol", "devices",
           "checkpoint")  # fmt: skip

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.calibration import calibrate, operating_points
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_agreement, cluster_metrics, cluster_threshold
     from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
+    from vicinal.evaluation.compatibility import evaluate_across, upgrade_warnings
     from vicinal.evaluation.identification import IdentificationEvaluation, enrolled_rows, evaluate_identification
     from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
@@ -67,6 +68,7 @@ __all__ = [
     "count_query_classes",
     "enrolled_rows",
     "evaluate",
+    "evaluate_across",
     "evaluate_arrays",
     "evaluate_identification",
     "evaluate_listed_positives",
@@ -90,6 +92,7 @@ __all__ = [
     "query_gallery_rows",
     "summarize_runs",
     "tabulate",
+    "upgrade_warnings",
     "verification_rates",
 ]
 

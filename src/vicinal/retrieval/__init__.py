@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.retrieval.adapter import LinearAdapter
     from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
     from vicinal.retrieval.calibration import Calibration
     from vicinal.retrieval.decisions import match_images
@@ -39,6 +40,7 @@ __all__ = [
     "EngineUnavailableError",
     "ImageIndex",
     "Index",
+    "LinearAdapter",
     "LocalEncoder",
     "LocalFeatures",
     "LocalReranking",
