@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,8 @@ def rows(old: dict[str, Floats], new: dict[str, Floats], test: Table) -> tuple[l
     """Scores by query side/gallery side, with intervals over classes, and what the product tells of the upgrade."""
     same = old["test"].shape[1] == new["test"].shape[1]
     methods: list[Method] = ["procrustes", "ridge"] if same else ["ridge"]
-    found, told = {}, []
+    found: dict[str, Any] = {}
+    told: list[str] = []
     for method in methods:
         adapter = LinearAdapter.fit(old["train"], new["train"], method)
         evaluated = evaluate_across(old["test"], new["test"], test, adapter, recall_at=[1])

@@ -1,9 +1,9 @@
-"""`vicinal index`: building an index, keeping it equal to a folder, changing, listing and verifying it."""
+"""`vicinal index`: building an index, keeping it equal to a folder, changing, listing, upgrading and verifying it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.embedding_reader import EmbeddingReader
 
+ABOUT_TABLES = ("root", "path_column", "label_column", "labels", "where")
 LEARNED = ("ivfpq", "rabitq")  # kinds that are trained on all images
 REFINER = (
     "refines every embedding by its nearest neighbors; an index that is built with a refiner refines images added "
@@ -120,6 +121,37 @@ def verify(arguments: Arguments) -> None:
     opened = Index.load(arguments.index, arguments.timeout)
     verification = verify_index(opened, arguments.queries)
     print_result({**opened.describe(), **verification.to_dict()} if arguments.json else str(verification))
+
+
+def upgrade(arguments: Arguments) -> None:
+    """Embed the images of an index by another model while it is searched, compare both, and change over."""
+    inputs.check_index(arguments.index)
+    inputs.check_embedding(arguments)
+    if not arguments.rollback and getattr(arguments, "model", None) is None:
+        raise InputError("give the new model with --model, or return to the one before with --rollback")
+    from vicinal.workflows.upgrade import GenerationComparison, roll_back, upgrade_index
+
+    def report(comparison: GenerationComparison) -> None:
+        if arguments.json:
+            log(str(comparison))
+        else:
+            print_result(str(comparison))
+
+    if arguments.rollback:
+        roll_back(arguments.index, lambda made_with: _reader_before(arguments, made_with), timeout=arguments.timeout)
+    else:
+        flags = inputs.made_with(arguments, arguments.index)
+        flags = {name: value for name, value in flags.items() if name not in ABOUT_TABLES}
+        reader = inputs.read_embedding(arguments)
+        upgrade_index(arguments.index, reader, flags, report=report, timeout=arguments.timeout)
+    _print_facts(arguments)
+
+
+def _reader_before(arguments: Arguments, made_with: Mapping[str, str]) -> EmbeddingReader | None:
+    """How images were embedded before the upgrade, by the flags or else as the index says; None if it is unknown."""
+    if "model" in made_with:
+        inputs.use_flags_of_index(arguments, made_with, [])
+    return inputs.read_embedding(arguments) if getattr(arguments, "model", None) is not None else None
 
 
 def _print_facts(arguments: Arguments) -> None:
@@ -257,12 +289,26 @@ def _add_verify(parser: Parser) -> None:
     _add_common(parser)
 
 
+def _add_upgrade(parser: Parser) -> None:
+    from vicinal.workflows.models import EmbeddingOptions
+
+    _add_place(parser)
+    parser.add_argument(
+        "--rollback", action="store_true", help="return to the vectors before the last upgrade, and again to the newer "
+        "ones. Images that were added since are embedded by the model before",
+    )  # fmt: skip
+    add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=ABOUT_TABLES)
+    _add_common(parser)
+    parser.show_first("rollback", "model", "whitening", "num_workers", "on_error", "timeout", "json")
+
+
 INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
     build: _add_build,
     add: partial(_add_source, purpose=inputs.SOURCE),
     sync: _add_sync,
     delete: _add_delete,
     list_: _add_list,
+    upgrade: _add_upgrade,
     verify: _add_verify,
 }
 

@@ -23,7 +23,7 @@ from vicinal.serving.problems import Problem, too_busy
 from vicinal.serving.store import ADDED, Store, image_file, remove_unused
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
 FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
@@ -74,7 +74,7 @@ class FolderStore(Store):
             raise InputError(f"{self.folder} is not a folder")
         index.check_refiner(self.refiner)
         index.state.follows = index.state.folds = index.shows_full_paths = False
-        self.index = index
+        self.index, self._model = index, index.model_fingerprint
         self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
         if not self.read_only:
             remove_unused(self.folder / ADDED, index.paths().values())
@@ -108,6 +108,14 @@ class FolderStore(Store):
     def num_unsaved(self) -> int:
         """The number of vectors that are in the database, but not in the vector files yet."""
         return self.index.state.current().num_pending
+
+    @property
+    def is_connected(self) -> bool:
+        return bool(self.index.model_fingerprint == self._model)
+
+    def check_model(self) -> None:
+        if not self.is_connected:
+            raise EngineUnavailableError(self.name, "the index was upgraded to another model; start the service again")
 
     # reading
 
@@ -187,6 +195,7 @@ class FolderStore(Store):
     def _committed(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
         """Make the changes of requests in one transaction; their answers, and the files of images that were deleted."""
         with self.index.transaction():
+            self.check_model()
             changes = _Changes(self.index, self.limits.max_columns, self.images)
             answers = [changes.answer(request) for request in group]
             if changes.rows:

@@ -338,7 +338,9 @@ class Service:
         return list(self.embedder.embed([image.pixels for image in images]))
 
     def _search_batch(self, queries: Sequence[Query]) -> Sequence[Any]:
-        return search_batch(self.index, queries, self.store.refiner, self.limits.max_candidates)
+        found = search_batch(self.index, queries, self.store.refiner, self.limits.max_candidates)
+        self.store.check_model()  # after the search, or the index might be upgraded before it
+        return found
 
     def _remove_if_unused(self, file: Path | None, answer: Future[list[int]]) -> None:
         """Remove the file of an image that was not added."""

@@ -136,6 +136,10 @@ class Store(ABC):
         """The number of changes that are not in the index itself yet."""
         return 0
 
+    def check_model(self) -> None:
+        """Raise EngineUnavailableError if the index has embeddings of another model since the store was opened."""
+        return  # that of a database is watched
+
     # changes
 
     @abstractmethod

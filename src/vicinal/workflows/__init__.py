@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
     from vicinal.workflows.tuning.tune import tune
     from vicinal.workflows.tuning.tune_result import TuneResult
+    from vicinal.workflows.upgrade import GenerationComparison, roll_back, upgrade_index
 
 __all__ = [
     "BatchEmbedder",
@@ -41,6 +42,7 @@ __all__ = [
     "EmbeddingReader",
     "EvaluatedSource",
     "EvaluationSettings",
+    "GenerationComparison",
     "PretrainedModel",
     "Source",
     "SweepCell",
@@ -64,11 +66,13 @@ __all__ = [
     "model_names",
     "per_query_frame",
     "resume_refiner",
+    "roll_back",
     "stored_calibration",
     "sweep",
     "tabulate_sources",
     "train_refiner",
     "tune",
+    "upgrade_index",
     "write_report",
 ]
 

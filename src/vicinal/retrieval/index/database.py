@@ -2,9 +2,10 @@
 
 Tables: `settings` (JSON values by name), `columns` (the user's columns: the name of each in `items`, and the kind of
 its values), `items` (one row per image that can be found), `changes` (float32 vectors that the vector files do not hold
-yet), `requests` (the ids that answered requests with a key), `local_features` (codes of images, in an index that stores
-them; those of an item are deleted with it). A value is stored as SQLite's INTEGER, REAL or TEXT by the
-kind of its column, booleans as 0 and 1, a missing value as NULL.
+yet), `requests` (the ids that answered requests with a key), after an upgrade `previous_changes` (those of the
+generation before), and `local_features` (codes of images, in an index that stores them; those of an item are deleted
+with it). A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1, a missing
+value as NULL.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
 FIRST_PAGES = 4  # of a copy, which are written before all is checked; every database has more
 Columns = dict[str, tuple[str, ColumnKind]]
 """The name in `items` and the kind of each column."""
-TABLES = ("settings", "columns", "items", "changes", "requests", "local_features")
+TABLES = ("settings", "columns", "items", "changes", "requests", "previous_changes", "local_features")
 CODES_SCHEMA = """
 CREATE TABLE IF NOT EXISTS local_features (id INTEGER PRIMARY KEY, codes BLOB NOT NULL);
 CREATE TRIGGER IF NOT EXISTS items_deleted AFTER DELETE ON items
@@ -412,13 +413,25 @@ class Database:
         with self.reading() as connection:
             connection.execute("DELETE FROM changes WHERE ?1 IS NULL OR id < ?1", [below])
 
-    def changes(self, first: int, dim: int) -> tuple[Any, Any]:
+    def set_changes_aside(self) -> None:
+        """Keep the changes as those of the generation before, in place of older ones."""
+        with self.reading() as connection:
+            connection.execute("DROP TABLE IF EXISTS previous_changes")
+            connection.execute("CREATE TABLE previous_changes AS SELECT * FROM changes")
+            connection.execute("DELETE FROM changes")
+
+    def changes(self, first: int, dim: int, table: str = "changes") -> tuple[Any, Any]:
         """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim].
+
+        Args:
+            first: the id.
+            dim: of the vectors.
+            table: `changes`, or `previous_changes` of the generation before.
 
         Raises:
             InputError: a vector is not as it was written.
         """
-        query = "SELECT id, vector, unrefined, checksum FROM changes WHERE id >= ? ORDER BY id"
+        query = f"SELECT id, vector, unrefined, checksum FROM {table} WHERE id >= ? ORDER BY id"
         with self.reading() as connection:
             rows = connection.execute(query, [first]).fetchall()
         damaged = [number for number, vector, unrefined, checksum in rows

@@ -106,7 +106,9 @@ def delete_unused(database: Database, folder: Path, *own: Names) -> None:
         own: Names of files that are no longer needed, unless the database names them.
     """
     with database.transaction():
-        named = {name for name, _ in database.settings()["files"].values()}
+        settings = database.settings()
+        generations = (settings, settings.get("previous") or {"files": {}})
+        named = {name for each in generations for name, _ in each["files"].values()}
         old, now = {name for names in own for name, _ in names.values()}, folder_time(folder)
         for path in _data_files(folder):
             with suppress(OSError):  # such as where a reader has it open on Windows
@@ -236,7 +238,7 @@ class IndexState:
             try:
                 settings = database.settings()
                 if before is None or before.settings["files"] != settings["files"]:
-                    before = _read_files(database.folder, settings)
+                    before = read_files(database.folder, settings)
                 engine, context = before.engine, before.context
                 vectors, unrefined = database.changes(len(engine), engine.dim)
                 return cls(settings, database.columns(), engine, database.ids(), context).with_vectors(
@@ -369,7 +371,7 @@ def _folded(segments: SegmentedEngine) -> SegmentedEngine:
     return SegmentedEngine(copied)
 
 
-def _read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
+def read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
     """The vectors in the files that the settings name, without images."""
     assert folder is not None
     names, dim = settings["files"], settings["dim"]

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.errors import InputError
 
+if TYPE_CHECKING:
+    from vicinal.retrieval.index.engines import Engine
+
 
 def build_state(
     vectors: Array,
@@ -58,17 +61,12 @@ def build_state(
     if refiner is not None:
         refiner.check_model(settings["model_fingerprint"])
         searched = UnitVectors(refine(refiner, vectors), "refined embedding")
-    database, ids, names, context = Database(None), np.arange(len(unit), dtype=np.int64), Names(), None
+    database, ids, context = Database(None), np.arange(len(unit), dtype=np.int64), None
     with database.transaction():
         database.create()
         columns = ItemRows(database).insert(ids, table)
         engine = create_engine(kind, searched, rescore)
-        if folder is not None and isinstance(engine, RescoringEngine):
-            names[ORIGINALS] = write_part(folder, ORIGINALS, half_blocks(searched))
-            engine.codes.add(searched)
-            engine.store = open_originals(folder, names, engine.dim)
-        else:
-            engine.add(searched)
+        names = fill_engine(engine, searched, folder)
         if refiner is not None:
             context = RefinerContext.create(engine.kind, unit, refiner)
         settings = {
@@ -82,6 +80,18 @@ def build_state(
         return state
     state.copy_to(folder, timeout, names)
     return SharedState(Database(folder, timeout))
+
+
+def fill_engine(engine: Engine, vectors: UnitVectors, folder: Path | None) -> Names:
+    """Add vectors to an empty engine; those that it keeps beside codes are written to a file of the folder, if any."""
+    names = Names()
+    if folder is not None and isinstance(engine, RescoringEngine):
+        names[ORIGINALS] = write_part(folder, ORIGINALS, half_blocks(vectors))
+        engine.codes.add(vectors)
+        engine.store = open_originals(folder, names, engine.dim)
+    else:
+        engine.add(vectors)
+    return names
 
 
 MIN_PENDING, MAX_PENDING_FRACTION = 1_000, 0.05  # vectors of changes after which new vector files are written
@@ -197,6 +207,27 @@ class SharedState:
             self.database.change_settings(settings)
             self.change(settings={**self.current().settings, **settings})
 
+    def switch(self, settings: Mapping[str, Any], engine: SegmentedEngine) -> None:
+        """Put the vectors of another generation in place of the present ones, within a transaction.
+
+        The present generation is kept as the one before: its settings name its files, and its changes are set aside.
+
+        Args:
+            settings: those that a generation has of its own, see `generations.OWN`.
+            engine: the vectors of all ids; those that its files do not hold become changes.
+
+        Raises:
+            InputError: a file of the generation is not there any more.
+        """
+        now, folder = self.current(), self.database.folder
+        if folder is None or not are_there(folder, settings["files"]):
+            raise InputError(f"{folder}: a vector file of the other generation has vanished; upgrade the index again")
+        changed = {**settings, "previous": {name: now.settings.get(name) for name in settings}}
+        self.database.set_changes_aside()
+        self.database.append_changes(np.arange(len(engine.base), len(engine), dtype=np.int64), engine.added, None)
+        self.database.change_settings(changed)
+        self.change(settings={**now.settings, **changed}, engine=engine)
+
     def is_fold_due(self, min_pending: int | None = None) -> bool:
         """Whether so many vectors are in the database alone that new vector files are worth it."""
         state, least = self.committed, MIN_PENDING if min_pending is None else min_pending
@@ -241,7 +272,7 @@ class SharedState:
             names = self.current().write_files(folder, names if are_there(folder, names) else Names())
             database = self.database.copied()
             with database.transaction():
-                database.change_settings({"files": names, "revision": secrets.token_hex(8)})
+                database.change_settings({"files": names, "revision": secrets.token_hex(8), "previous": None})
                 database.forget_changes()
             is_written = database.write_to(folder, timeout, partial(are_there, folder, names))
         with closing(Database(folder, timeout)) as written:

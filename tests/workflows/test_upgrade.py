@@ -1,0 +1,231 @@
+"""A new model for an old index: embedded while it is searched, compared, switched, rolled back, resumed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.conftest import draw_photos, output
+from vicinal.cli.main import main
+from vicinal.data import Table
+from vicinal.data.images.transforms import ImageTransform
+from vicinal.models import Embedder
+from vicinal.retrieval import Index
+from vicinal.serving.folder_store import FolderStore
+from vicinal.serving.problems import Problem
+from vicinal.utils.errors import EngineUnavailableError, InputError
+from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
+
+
+@dataclass(frozen=True)
+class Shop:
+    """An index of 24 images by an old model, and a new model of another dimension."""
+
+    index: Path
+    photos: Path
+    old: EmbeddingReader
+    new: EmbeddingReader
+
+    def load(self) -> Index:
+        loaded = Index.load(self.index)
+        assert isinstance(loaded, Index)
+        return loaded
+
+    def add(self, reader: EmbeddingReader, *names: str) -> list[int]:
+        """Draw and add images, embedded by a reader."""
+        paths = [self.photos / f"{name}.png" for name in names]
+        for number, path in enumerate(paths):
+            pixels = np.random.default_rng(100 + len(path.name) + number).integers(0, 255, (20, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+        table = Table(pd.DataFrame({"path": list(map(str, paths)), "label": list(names)}))
+        return self.load().add(reader.embed_table(table).vectors, table).tolist()
+
+    def check(self, reader: EmbeddingReader) -> None:
+        """The index holds the embeddings of its images by a reader, under their ids."""
+        index = self.load()
+        vectors, frame = index.contents()
+        table = Table(frame[["path"]])
+        np.testing.assert_allclose(vectors, reader.embed_table(table).vectors, atol=1e-5)
+        assert index.model_fingerprint == reader.fingerprint
+        assert index.search(vectors, 1).ids[:, 0].tolist() == frame["id"].tolist()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    for name, dim in (("old", 8), ("new", 12)):
+        model = Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=32))
+        model.save_pretrained(folder / name)
+    return [str(folder / "old"), str(folder / "new")]
+
+
+@pytest.fixture
+def shop(models: list[str], tmp_path: Path) -> Shop:
+    photos = draw_photos(tmp_path / "photos", 4, 6)
+    assert main(["index", "build", str(tmp_path / "index"), str(photos), "--model", models[0]]) == 0
+    return Shop(tmp_path / "index", photos, *(EmbeddingReader(model=model) for model in models))
+
+
+def test_vectors_of_another_model_take_the_place_of_the_old_ones(shop: Shop) -> None:
+    loaded, seen = shop.load(), list[GenerationComparison]()
+    loaded.delete([3])
+    before = loaded.metadata.frame
+    searched = loaded.vectors()
+    upgrade_index(shop.index, shop.new, {"model": "new"}, report=seen.append, part_size=5)
+    shop.check(shop.new)
+    pd.testing.assert_frame_equal(loaded.metadata.frame, before)  # of an index that was open all the time
+    assert (loaded.dim, loaded.made_with) == (12, {"model": "new"})
+    with pytest.raises(InputError, match="8 dimensions"):
+        loaded.search(searched, 1)
+    assert seen[0].num_queries == 23
+    assert list(seen[0].metrics.index) == ["overlap@10", "recall@1 before", "recall@1 after", "difference"]
+    roll_back(shop.index)
+    shop.check(shop.old)
+    np.testing.assert_array_equal(loaded.vectors(), searched)
+    roll_back(shop.index)
+    shop.check(shop.new)
+
+
+def test_images_that_are_added_meanwhile_are_in_both(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(comparison: GenerationComparison) -> None:
+        shop.add(shop.old, "during1", "during2")
+        shop.load().delete([0, 24])
+
+    upgrade_index(shop.index, shop.new, {"model": str(shop.new.model)}, report=add)
+    shop.check(shop.new)
+    ids = shop.load().metadata.frame["id"].tolist()
+    assert ids == [*range(1, 24), 25]
+    assert shop.add(shop.new, "after") == [26]
+    with pytest.raises(InputError, match=r"1 images were added since the upgrade \(.*after.png\)"):
+        roll_back(shop.index)
+    shop.check(shop.new)
+    roll_back(shop.index, lambda made_with: EmbeddingReader(model=made_with["model"]))
+    shop.check(shop.old)
+    assert shop.load().metadata.frame["id"].tolist() == [*ids, 26]
+    loaded = shop.load()
+    loaded.state.fold()
+    shop.check(shop.old)
+
+
+def test_a_copy_has_no_generation_before(shop: Shop, tmp_path: Path) -> None:
+    upgrade_index(shop.index, shop.new)
+    shop.load().save(tmp_path / "copy")
+    with pytest.raises(InputError, match="was never upgraded"):
+        roll_back(tmp_path / "copy")
+    files = {path.name for path in shop.index.glob("vectors-*")}
+    upgrade_index(shop.index, shop.old)  # the generation before is forgotten
+    assert len({path.name for path in shop.index.glob("vectors-*")} & files) == 1
+    shop.check(shop.old)
+
+
+def test_local_features_are_of_their_model(shop: Shop) -> None:
+    shop.load().store_local_codes({"size": 32})
+    with pytest.raises(InputError, match="stores local features of its model; build the index again, with --local"):
+        upgrade_index(shop.index, shop.new)
+    shop.check(shop.old)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "sq8", "binary"])
+def test_indexes_of_every_kind(shop: Shop, kind: str) -> None:
+    assert main(["index", "build", str(shop.index), str(shop.photos), "--model", str(shop.old.model), "--kind", kind,
+                 "--overwrite"]) == 0  # fmt: skip
+    shop.load().delete([7])
+    upgrade_index(shop.index, shop.new)
+    index = shop.load()
+    assert (index.kind, len(index), index.dim) == (kind, 23, 12)
+    table = Table(index.metadata.frame[["path"]])
+    found = index.search(shop.new.embed_table(table).vectors, 1)
+    assert found.ids[:, 0].tolist() == index.metadata.frame["id"].tolist()
+
+
+def test_images_that_cannot_be_embedded_are_named(shop: Shop) -> None:
+    broken, gone = shop.photos / "class1" / "2.png", shop.photos / "class0" / "1.png"
+    content = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    gone.unlink()
+    with pytest.raises(InputError, match=r"1 images have no file \(.*class0/1.png\); --on_error skip takes"):
+        upgrade_index(shop.index, shop.new)
+    shop.load().delete([1])
+    with pytest.raises(InputError, match=r"1 images cannot be read \(.*class1/2.png\)"):
+        upgrade_index(shop.index, shop.new)
+    broken.write_bytes(content)  # repaired
+    upgrade_index(shop.index, shop.new)
+    shop.check(shop.new)
+
+
+def test_with_skip_they_leave_the_index(shop: Shop) -> None:
+    (shop.photos / "class1" / "2.png").write_bytes(b"no image")
+    (shop.photos / "class0" / "1.png").unlink()
+    shop.load().add(np.eye(1, 8), Table(pd.DataFrame({"label": ["a vector alone"]})))
+    upgrade_index(shop.index, EmbeddingReader(model=shop.new.model, on_error="skip"))
+    assert len(shop.load()) == 22
+    shop.check(shop.new)
+
+
+def test_a_killed_upgrade_goes_on(shop: Shop) -> None:
+    program = (
+        "import sys; from vicinal.workflows import EmbeddingReader, upgrade_index\n"
+        "upgrade_index(sys.argv[1], EmbeddingReader(model=sys.argv[2], batch_size=1), part_size=2)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, shop.index, str(shop.new.model)])
+    deadline = time.monotonic() + 120
+    while not list(shop.index.glob(".upgrade/*/0/shards/*/part-000002.parquet")):  # those before are in the manifest
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGSTOP)
+    parts = {path: path.stat().st_mtime_ns for path in shop.index.glob(".upgrade/*/0/shards/*/part-00000[01].parquet")}
+    shop.check(shop.old)  # nothing is half-written, and the index is searched
+    with pytest.raises(InputError, match="upgrade the index"):
+        upgrade_index(shop.index, shop.new)
+    process.kill()
+    process.wait()
+    shop.add(shop.old, "between")
+    seen: dict[Path, int] = {}
+    upgrade_index(
+        shop.index, shop.new, report=lambda _: seen.update({path: path.stat().st_mtime_ns for path in parts}),
+        part_size=2,
+    )  # fmt: skip
+    assert len(parts) == 2
+    assert seen == parts
+    assert len(shop.load()) == 25
+    shop.check(shop.new)
+
+
+def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "index", "upgrade", shop.index, "--model", shop.new.model)
+    assert text.splitlines()[1].startswith("overlap@10")
+    assert f"model                {shop.new.model}" in text
+    shop.check(shop.new)
+    assert main(["index", "upgrade", str(shop.index), "--model", str(shop.new.model)]) == 2
+    assert "already; give another one" in capsys.readouterr().err
+    shop.add(shop.new, "after")
+    assert '"dimensions": 8' in output(capsys, "index", "upgrade", shop.index, "--rollback", "--json")
+    shop.check(shop.old)
+    assert main(["index", "upgrade", str(shop.index)]) == 2
+    assert "give the new model with --model" in capsys.readouterr().err
+
+
+def test_a_service_mixes_no_models(shop: Shop) -> None:
+    store = FolderStore(shop.index).__enter__()
+    try:
+        upgrade_index(shop.index, shop.new)
+        late = store.add(np.eye(1, 8, dtype=np.float32), {"label": "late"}, None, None)
+        with pytest.raises(Problem, match="cannot be written"):
+            late.result(60)
+        store.index.state.refresh()
+        assert not store.is_connected
+        with pytest.raises(EngineUnavailableError, match="upgraded to another model; start the service again"):
+            store.check_model()
+    finally:
+        store.close()
+    shop.check(shop.new)
