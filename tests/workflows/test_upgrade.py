@@ -171,7 +171,7 @@ def test_a_killed_upgrade_goes_on(shop: Shop) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", program, shop.index, str(shop.new.model)])
     deadline = time.monotonic() + 120
-    while not list(shop.index.glob(".upgrade/*/0/shards/*/part-000001.parquet")):
+    while not list(shop.index.glob(".upgrade/*/0/shards/*/part-000002.parquet")):  # then the manifest has two
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -78,7 +78,9 @@ class RemoteStore(Store):
     def is_connected(self) -> bool:
         return self._watcher.problem is None
 
-    def add(self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None) -> Future[list[int]]:
+    def add(
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, epoch: int | None = None
+    ) -> Future[list[int]]:
         self.check_writable()
         return self._pool.submit(self._add, vectors, dict(columns), key)
 

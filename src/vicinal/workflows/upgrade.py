@@ -16,6 +16,7 @@ import pandas as pd
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.columns import BOX_COLUMNS, COLUMN_FLAGS
 from vicinal.data.embedding_shards import EmbeddingShards
+from vicinal.data.moved import image_file
 from vicinal.data.shard_manifest import read_manifests
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
@@ -28,7 +29,6 @@ from vicinal.retrieval.index.index_state import delete_unused
 from vicinal.retrieval.index.made_with import other_model
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.serving.store import image_file
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
