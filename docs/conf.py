@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(dict|tuple)\[\w+"),  # how Sphinx cuts the type of an attribute that is one of these or another
     ("py:.*", rf"({EXTERNAL})(\..*)?"),
     ("py:.*", r"Tensor|nn\..*|Path|Callable|Sequence|Mapping|Iterable|Iterator|Any|Literal|Self|pil_image"),
-    ("py:.*", r"Array|Decoding|Floats|Integers|Images|npt\..*"),
+    ("py:.*", r"Array|Decoding|Floats|Integers|Images|Postprocessing|UsedPrecision|npt\..*"),
     (
         "py:.*",
         r"bool|bytes|dict|float|frozenset|int|list|object|set|slice|str|tuple|type|None|ValueError|KeyboardInterrupt",

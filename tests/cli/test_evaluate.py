@@ -15,7 +15,7 @@ from tests.conftest import metrics_in, output
 from vicinal import retrieval
 from vicinal.cli.inputs import RERANKING_OPTIONS, RERANKINGS
 from vicinal.cli.main import main
-from vicinal.data import Table, save_embeddings
+from vicinal.data import Table, load_table, save_embeddings
 
 
 @pytest.mark.parametrize("source", ["run", "embeddings.npy", "photos"])
@@ -63,12 +63,15 @@ def test_a_refiner_for_embeddings_of_an_unknown_model(run: Path, refiner: Path, 
 
 def test_help_of_reranking_names_the_defaults() -> None:
     methods = [getattr(retrieval, name)() for name in RERANKINGS.values()]
+    names = {field.name for method in methods for field in dataclasses.fields(method)}
+    assert set(RERANKING_OPTIONS) == names - {"queries", "gallery"}  # which are no options
     for method in methods:
         for option, default in dataclasses.asdict(method).items():
+            if option in ("queries", "gallery") or default is False:
+                continue
             defaults = RERANKING_OPTIONS[option][1].rpartition("(default: ")[2]
             assert f"{default:g}" in re.findall(r"[\d.]+", defaults), option
             assert isinstance(default, RERANKING_OPTIONS[option][0])
-    assert set(RERANKING_OPTIONS) == {field.name for method in methods for field in dataclasses.fields(method)}
 
 
 def test_it_says_how_many_labels_are_noisy_and_that_training_images_are_evaluated(tmp_path: Path, capsys) -> None:
@@ -110,3 +113,44 @@ def test_open_set_identification_has_intervals_and_needs_a_calibration(tmp_path:
         said = capsys.readouterr().err
         assert message in said
         assert said.count("\n") == 1
+
+
+def test_local_features_with_the_weight_of_the_validation_classes(photos: Path, run: Path, tmp_path, capsys) -> None:
+    frame = load_table(str(photos)).frame
+    classes = sorted(frame["label"].unique())
+    frame["split"] = np.where(frame["label"].isin(classes[::2]), "val", "test")
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    flags = ["evaluate", run, "--images", tmp_path / "table.csv", "--split", "test", "--rerank", "local", "--json"]
+    flags += ["--local.size", "64", "--local.dim", "8"]
+    assert main([str(flag) for flag in flags]) == 0
+    printed = capsys.readouterr()
+    assert "local features: 16 patches of 8 bytes, 0.0 MiB for 24 images; comparing a query with 24 " in printed.err
+    assert re.search(r"by \d+ validation classes: weight [\d.]+ \(", printed.err)
+    given = json.loads(output(capsys, *flags, "--rerank.weight", "3", "--rerank.min_similarity", "0.1"))
+    method = "LocalReranking(k=100, weight=3.0, min_similarity=0.1, geometric=False)"
+    assert {row["method"] for row in given["results"]} == {None, method}
+    assert set(metrics_in(given, "reranked")) == set(metrics_in(given))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rerank", "local"], "the weight of local features is chosen on the split val: "),
+        (["--local.size", "64"], "--local.size is about local features; give --rerank local too"),
+        (["--rerank", "contextual", "--local.dim", "9"], "--local.dim is about local features"),
+        (["--rerank", "contextual", "--rerank.weight", "9"], "--rerank.weight is not an option of contextual"),
+        (["--rerank", "local", "--rerank.weight", "-1"], "weight = -1"),
+        (["--rerank", "local", "--rerank.weight", "1", "--local.size", "0"], "size"),
+    ],
+)
+def test_bad_options_of_local_features_are_one_line(photos: Path, run: Path, capsys, flags, message: str) -> None:
+    assert main(["evaluate", str(run), "--images", str(photos), *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vicinal evaluate: error: ")
+    assert message in error
+
+
+def test_stored_embeddings_have_no_local_features(run: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
+    assert main(["evaluate", str(tmp_path / "v.npy"), "--rerank", "local"]) == 2
+    assert "v.npy holds embeddings; --rerank local needs the images too" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.conftest import output
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
-from vicinal.retrieval import Index
+from vicinal.retrieval import ImageIndex, Index
 
 DIM = 6
 
@@ -114,6 +114,18 @@ def test_wrong_decisions_change_nothing(lines: list[str], message: str, station:
     assert (labels(), Index.load("gallery").unsure) == (before, [])
 
 
+def test_decisions_are_one_transaction(station: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: ImageIndex, keys: object) -> None:
+        raise OSError("no space left")
+
+    before = labels()
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageIndex, "unsure", property(lambda _: [], fail))
+        words = ["enroll", "gallery", "--source", "second.parquet", "--decisions"]
+        assert main([*words, decided("0/0.png,same,cat 0", "1/3.png,not sure,")]) == 1
+    assert (labels(), Index.load("gallery").unsure) == (before, [])
+
+
 def test_a_photo_under_another_identity_is_not_moved(station: Path, capsys) -> None:
     enroll(capsys, "3/1.png,new,Mimi")
     assert main(["enroll", "gallery", "--source", "second.parquet", "--decisions", decided("3/1.png,same,cat 0")]) == 2
@@ -165,3 +177,14 @@ def test_images_are_embedded_by_the_model_of_the_gallery(run: Path, photos: Path
     words = ["enroll", tmp_path / "gallery", "--source", broken, "--decisions", tmp_path / "d.csv"]
     assert main([str(word) for word in words]) == 2
     assert len(Index.load(tmp_path / "gallery")) == 49
+
+
+def test_integer_identities_become_text_with_the_first_name(station: Path, capsys) -> None:
+    frame = pd.DataFrame({"path": [f"/lost/{each}.png" for each in range(3)], "label": [4, 4, 9]})
+    save_embeddings("numbers.parquet", np.eye(DIM, dtype=np.float32)[:3], Table(frame))
+    output(capsys, "enroll", "numbered", "--source", "numbers.parquet")
+    words = ["enroll", "numbered", "--source", "second.parquet", "--decisions"]
+    output(capsys, *words, decided("0/0.png,same,4", "3/1.png,new,10"))
+    assert Index.load("numbered").metadata.frame["label"].tolist() == [4, 4, 9, 4, 10]
+    output(capsys, *words, decided("3/2.png,same,10", "4/4.png,new,Mimi"))
+    assert Index.load("numbered").metadata.frame["label"].tolist() == ["4", "4", "9", "4", "10", "10", "Mimi"]

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from tests.conftest import output
@@ -61,3 +62,36 @@ def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Pat
     output(capsys, "search", index, photos / "class0", "--model", run, "-k", "4", "--grid", tmp_path / "found.png")
     with Image.open(tmp_path / "found.png") as picture:
         assert min(picture.size) > 300
+
+
+def test_matching_patches_of_the_query_and_its_matches(index: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    picture = photos / "class3" / "2.png"
+    flags = ["search", index, picture, "-k", "3", "--rerank", "local", "--local.size", "64", "--local.dim", "8"]
+    text = output(capsys, *flags)
+    assert text.splitlines()[1].split() == ["1", "1.5000", "class3", str(picture), "(matching_patches", "16)"]
+    found = json.loads(output(capsys, *flags, "--json", "--exclude_self", "--where", "label == 'class3'"))
+    assert [match["score"] for match in found[0]["matches"]] == sorted(
+        (match["score"] for match in found[0]["matches"]), reverse=True
+    )
+    assert all(0 <= match["matching_patches"] < 16 for match in found[0]["matches"])
+    text = output(capsys, *flags, "--exclude_self", "--rerank.min_similarity", "1")
+    assert text.splitlines()[0] == f"{picture}  -> no match has a patch in common with it"
+
+
+def test_matching_patches_are_drawn(index: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    picture, drawing = photos / "class3" / "2.png", tmp_path / "patches.png"
+    flags = ["search", index, picture, "-k", "3", "--rerank", "local", "--local.size", "64", "--local.dim", "8"]
+    output(capsys, *flags, "--patches", drawing)
+    pixels = np.asarray(Image.open(drawing).convert("RGB")).astype(int)
+    between = pixels[20 : pixels.shape[0] // 3 - 100, int(0.495 * pixels.shape[1]) : int(0.505 * pixels.shape[1])]
+    assert pixels.shape[0] > pixels.shape[1]  # three pairs, one below the other
+    assert ((between[..., 0] - between[..., 2]) > 60).any()  # lines cross the space between the first two
+    assert main(["search", str(index), str(picture), "--patches", str(drawing)]) == 2
+    assert "--patches draws what --rerank local finds; give that too" in capsys.readouterr().err
+
+
+def test_stored_queries_have_no_local_features(index: Path, run: Path, tmp_path: Path, capsys) -> None:
+    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
+    assert main(["search", str(index), str(tmp_path / "v.npy"), "--rerank", "local"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "local features come from images and a model of a timm backbone, not from stored embeddings" in error

@@ -27,6 +27,8 @@ def add_embed(parser: Parser) -> None:
         help=".parquet, or .npy with a .table.csv of paths and labels; with --shard or --ray, a folder for all shards",
     )  # fmt: skip
     inputs.add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
+    parser.add_argument("--adapter", metavar="FILE", help="a file of vicinal adapt: map the embeddings of one model, "
+                        "stored ones or queries, to those of the other model")  # fmt: skip
     inputs.add_embedding(parser)
     group = parser.add_argument_group("shards of many images")
     group.add_argument(
@@ -64,10 +66,15 @@ def embed(arguments: Arguments) -> None:
         return _merge(arguments)
     inputs.check_source(arguments.source)
     inputs.check_embedding(arguments)
+    inputs.check_files(arguments.adapter)
     if arguments.shard is not None or arguments.ray is not None:
         return _embed_shard(arguments)
     from vicinal.data import save_embeddings
 
+    if arguments.adapter is not None:
+        from vicinal.retrieval import LinearAdapter
+
+        adapter = LinearAdapter.load(arguments.adapter)
     refiner = inputs.load_refiner(arguments)
     embedded = inputs.read_embedding(arguments).embed(arguments.source, arguments.split)
     vectors, fingerprint = embedded.vectors, embedded.fingerprint
@@ -77,6 +84,9 @@ def embed(arguments: Arguments) -> None:
         inputs.check_refiner(refiner, embedded)
         vectors = refine(refiner, embedded.vectors)
         fingerprint = None if fingerprint is None else f"{fingerprint}+{refiner.fingerprint()}"
+    if arguments.adapter is not None:
+        adapter.check_model(fingerprint)
+        vectors, fingerprint = adapter.apply(vectors), adapter.target
     save_embeddings(arguments.out, vectors, embedded.table, fingerprint, embedded.engine)
     log("{} embeddings of {} dimensions".format(*vectors.shape))
     print_result(arguments.out)
@@ -104,6 +114,8 @@ def _check_combination(arguments: Arguments) -> None:
         message = "--labels is the table of one file of embeddings; merge the shards first, and give the file as source"
     elif arguments.refiner is not None and (in_parts or given != ["source"]):
         message = "--refiner needs all embeddings; embed the shards first, and refine their folder as a source"
+    elif arguments.adapter is not None and (in_parts or given != ["source"] or arguments.refiner is not None):
+        message = "--adapter maps the embeddings of one source without --refiner; embed or merge the shards first"
     elif in_parts and Path(arguments.out).suffix.lower() in (".parquet", ".npy"):
         message = f"{arguments.out}: with {'--shard' if arguments.ray is None else '--ray'}, --out is a folder"
     if message is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from vicinal.cli import inputs
+from vicinal.cli.compatibility import add_cross, check_cross, evaluate_cross
 from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result, read_settings
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from vicinal.models import ContextRefiner
     from vicinal.retrieval import Calibration, Reranking
     from vicinal.workflows.embedded_table import EmbeddedTable
+    from vicinal.workflows.evaluate import MakeReranking
     from vicinal.workflows.settings import EvaluationSettings
+
+VALIDATION = "val"  # the split on whose classes the weight of local features is chosen
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -49,6 +53,7 @@ def add_evaluate(parser: Parser) -> None:
         help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
+    add_cross(parser)
     _add_refinement(parser)
     inputs.add_reranking(parser, "metrics before and after re-ranking")
     inputs.add_embedding(parser)
@@ -86,6 +91,7 @@ def evaluate(arguments: Arguments) -> None:
     if arguments.pairs is not None:
         return evaluate_pair_list(arguments)
     _check_combination(arguments)
+    check_cross(arguments)
     _check_sources(arguments)
     from vicinal.utils.launch import Launch
 
@@ -108,10 +114,14 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
+    if arguments.rerank == "local":
+        make_reranking = _local_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
             inputs.require_labels(name, embedded.table, "evaluation")
+    if arguments.cross:
+        return evaluate_cross(arguments, sources, settings)
     if is_main_process():
         name = next(iter(sources))
         warn_of_series(name, sources[name])
@@ -186,18 +196,44 @@ def _settings(arguments: Arguments) -> EvaluationSettings:
     return settings
 
 
-def _make_reranking(arguments: Arguments) -> Callable[[EmbeddedTable], Reranking] | None:
+def _make_reranking(arguments: Arguments) -> MakeReranking | None:
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     if arguments.context and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
     reranking, refiner = inputs.read_reranking(arguments), inputs.load_refiner(arguments)
     if refiner is not None:
+        if arguments.rerank == "local":
+            raise InputError("--rerank local is for embeddings that are not refined; leave out --refiner")
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
-    return None if reranking is None else lambda _: reranking
+    return None if reranking is None else lambda *_: reranking
+
+
+def _local_reranking(arguments: Arguments) -> MakeReranking:
+    """The function that re-ranks a source by local features, with a weight chosen on its split val if none is given."""
+    from vicinal.workflows.local_features import with_local_features
+    from vicinal.workflows.settings import LocalSettings
+    from vicinal.workflows.source import Source
+
+    for name in [arguments.images] if arguments.images is not None else arguments.sources or [arguments.embeddings]:
+        if Source(name).is_stored:
+            raise InputError(f"{name} holds embeddings; --rerank local needs the images too: name them with --images")
+    method, settings = inputs.read_reranking(arguments), read_settings(LocalSettings, arguments, "local.")
+    validation: dict[str, EmbeddedTable] = {}
+    if getattr(arguments, "rerank.weight") is None:
+        try:
+            validation = _embedded(argparse.Namespace(**{**vars(arguments), "split": VALIDATION}))
+        except InputError as error:
+            raise InputError(f"the weight of local features is chosen on the split {VALIDATION}: {error}; or give the "
+                             "weight, such as --rerank.weight 0.5") from None  # fmt: skip
+    return lambda name, embedded: with_local_features(method, embedded, settings, name, validation.get(name))
 
 
 def _refinement(
-    refiner: ContextRefiner, context: Literal["everything", "gallery"], reranking: Any, embedded: EmbeddedTable
+    refiner: ContextRefiner,
+    context: Literal["everything", "gallery"],
+    reranking: Any,
+    name: str,
+    embedded: EmbeddedTable,
 ) -> Reranking:
     from vicinal.retrieval import Refinement, SequentialReranking
 
@@ -285,7 +321,7 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
     names, keep = (
         [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        given.get("refiner") is not None or bool(given.get("open_set")),
+        any(map(given.get, ("refiner", "open_set", "adapter"))) or given.get("rerank") == "local",
     )
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
@@ -311,7 +347,8 @@ def _log_warnings(name: str, table: Table) -> None:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
 
 
-OTHERS = ("compare", "average", "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
+OTHERS = ("cross", "adapter", "tolerance", "compare", "average",
+          "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
           "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
           "recall_at", "protocol", "devices",
           "checkpoint")  # fmt: skip

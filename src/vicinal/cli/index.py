@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vicinal.cli import inputs
-from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, print_result
+from vicinal.cli.flags import Arguments, Parser, add_settings, flag_type, integer_from, print_result, read_settings
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import ImageIndex, Index, RemoteIndex
+    from vicinal.retrieval import ImageIndex, Index, LocalEncoder, RemoteIndex
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.embedding_reader import EmbeddingReader
 
@@ -167,6 +167,7 @@ def _print_facts(arguments: Arguments) -> None:
 def check_source(arguments: Arguments) -> None:
     """Raise InputError for flags that contradict each other and for what does not exist; before anything slow."""
     kind = getattr(arguments, "kind", None)
+    _check_local(arguments)
     if getattr(arguments, "rescore", None) is not None and not kind:
         raise InputError("--rescore is about an index of codes; give --kind too, such as sq8")
     inputs.check_source(arguments.source)
@@ -243,9 +244,17 @@ def _add_kind(parser: Parser) -> None:
 
 
 def _add_build(parser: Parser) -> None:
+    from vicinal.workflows.settings import LocalSettings
+
     parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     _add_kind(parser)
-    _add_source(parser, inputs.SOURCE, "overwrite", "kind", "rescore")
+    parser.add_argument(
+        "--local", nargs="?", type=flag_type(float), const=0.5, metavar="WEIGHT",
+        help="store local features of the images too, for --rerank local, with the weight that `vicinal evaluate "
+        "--rerank local` chose (default: 0.5); images that are added or synced later get theirs",
+    )  # fmt: skip
+    add_settings(parser, LocalSettings, prefix="local.")
+    _add_source(parser, inputs.SOURCE, "overwrite", "kind", "rescore", "local")
 
 
 def _add_sync(parser: Parser) -> None:
@@ -313,9 +322,56 @@ def build_index(arguments: Arguments) -> None:
     reader, refiner = inputs.read_embedding(arguments, mapped=in_batches), inputs.load_refiner(arguments)
     embedded = reader.embed(arguments.source, arguments.split)
     table = with_file_facts(embedded.table) if _is_of_images(arguments.source) else embedded.table
+    encoder = _local_encoder(arguments, embedded)
     index = _new_index(arguments, embedded, table, refiner)
     if isinstance(index, Index):
         index.save(arguments.index, arguments.timeout)
+    if encoder is not None:
+        from vicinal.workflows.local_features import store_local_features
+
+        with Index.load(arguments.index, arguments.timeout) as saved:
+            assert isinstance(saved, Index)
+            store_local_features(saved, encoder, arguments.local)
+
+
+def _check_local(arguments: Arguments) -> None:
+    """Raise InputError if local features are asked for that cannot be stored, or their options without them."""
+    weight = getattr(arguments, "local", None)
+    if weight is None:
+        return inputs.check_local(arguments, is_used=False, needed="--local")
+    if weight < 0:
+        raise InputError(f"--local {weight:g}: the weight of local features must be 0 or larger")
+    if inputs.is_url(arguments.index):
+        raise InputError("local features are stored in a folder, not in a database; leave out --local")
+    if arguments.refiner:
+        raise InputError("an index of refined embeddings is not re-ranked; leave out --local or --refiner")
+
+
+def _local_encoder(arguments: Arguments, embedded: EmbeddedTable) -> LocalEncoder | None:
+    """The encoder of the local features of a new index; None if it stores none."""
+    if getattr(arguments, "local", None) is None:
+        return None
+    from vicinal.workflows.local_features import learn_encoder
+    from vicinal.workflows.settings import LocalSettings
+
+    settings = read_settings(LocalSettings, arguments, "local.")
+    return learn_encoder(embedded.origin, embedded.table, settings, arguments.source)
+
+
+def _fill_local(arguments: Arguments, model: object) -> None:
+    """Store the local features of new images of an index that stores them."""
+    if inputs.is_url(arguments.index) or model is None:
+        return
+    from vicinal.retrieval import Index
+
+    with Index.load(arguments.index, arguments.timeout) as index:
+        if index.local_settings is None or not isinstance(index, Index):
+            return
+        from vicinal.workflows.local_features import fill_local_features, stored_encoder
+
+        encoder = stored_encoder(index, model)
+        if encoder is not None:
+            fill_local_features(index, encoder)
 
 
 def _is_built_in_batches(arguments: Arguments) -> bool:
@@ -392,8 +448,10 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
         raise InputError(f"{source} holds embeddings; sync takes a folder or table of images")
     reader, refiner = _reader(arguments)
     flags = inputs.made_with(arguments, source)
+    models: list[object] = []  # that embedded new images
 
     def upsert(index: ImageIndex, embedded: EmbeddedTable) -> None:
+        models.append(embedded.origin)
         index.check_refiner(refiner)
         inputs.check_models(index, refiner, embedded, flags)
         index.upsert(embedded.vectors, embedded.table, refiner)
@@ -409,6 +467,7 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
         root=_root(arguments),
         timeout=arguments.timeout,
     )
+    _fill_local(arguments, models[-1] if models else None)
     numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
     log(f"{source}: {numbers}")
 

@@ -75,11 +75,11 @@ def enroll(arguments: Arguments) -> None:
 
 def _enroll_decided(arguments: Arguments) -> None:
     from vicinal.retrieval import Index
-    from vicinal.workflows.individuals import apply_decisions
+    from vicinal.workflows.individuals import apply_identity_decisions
 
     with Index.load(arguments.index, arguments.timeout) as index:
         table, embed = _photos(arguments, index, on_error="raise")
-        counts = apply_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
+        counts = apply_identity_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
         words = ", ".join(f"{number:,} {action}" for action, number in counts.items())
         print_result(counts if arguments.json else f"{words}; the gallery has {len(index):,} photos")
 

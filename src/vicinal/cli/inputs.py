@@ -182,7 +182,8 @@ def check_refiner(refiner: ContextRefiner | None, embedded: EmbeddedTable) -> No
 
 # Their modules import torch, so help does not read the options from the classes; a test compares the two.
 RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
-    "k": (int, "contextual: size of a neighborhood, with the image itself (default: 16)"),
+    "k": (int, "contextual: size of a neighborhood, with the image itself; local: number of first matches that are "
+          "compared with the query (default: 16; 100 for local)"),
     "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
     "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
                 "(default: 0)"),
@@ -192,21 +193,32 @@ RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
     "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
           "(default: 10; 8 for the last)"),
     "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
+    "weight": (float, "local: weight of matching patches beside the similarity; evaluate chooses it on the validation "
+               "classes, of the split val (default: 0.5)"),
+    "min_similarity": (float, "local: smallest similarity of matching patches (default: 0.5)"),
+    "geometric": (bool, "local: count only matching patches that agree with one shift, rotation and scale; it needs "
+                  "the extra geometry"),
 }  # fmt: skip
 
 
 def add_reranking(parser: Parser, purpose: str) -> None:
     """Add the flags of a re-ranking."""
+    from vicinal.workflows.settings import LocalSettings
+
     group = parser.add_argument_group("re-ranking", purpose)
     group.add_argument(
         "--rerank", choices=RERANKINGS, type=lambda name: re.sub("^k[_-]", "", name).replace("_", "-"),
         help="contextual and reciprocal: images that share neighbors with the query are ranked higher; "
         "query-expansion: search again with the mean of each query and its neighbors; "
         "database-augmentation: search among the means of each gallery image and its neighbors; "
-        "neighbor-average: both",
+        "neighbor-average: both; local: the first matches that have patches in common with the query are ranked higher",
     )  # fmt: skip
     for option, (kind, text) in RERANKING_OPTIONS.items():
-        group.add_argument(f"--rerank.{option}", type=flag_type(kind), metavar=kind.__name__.upper(), help=text)
+        given: dict[str, Any] = {"type": flag_type(kind), "metavar": kind.__name__.upper()}
+        if kind is bool:
+            given = {"action": "store_const", "const": True}
+        group.add_argument(f"--rerank.{option}", help=text, **given)
+    add_settings(group, LocalSettings, prefix="local.")
 
 
 def read_reranking(arguments: Arguments) -> Any:
@@ -220,7 +232,9 @@ def read_reranking(arguments: Arguments) -> Any:
     if arguments.rerank is None:
         if options:
             raise InputError(f"--rerank.{next(iter(options))} is an option of a re-ranking; give --rerank too")
+        check_local(arguments, is_used=False)
         return None
+    check_local(arguments, is_used=arguments.rerank == "local")
     from vicinal import retrieval
 
     kind = getattr(retrieval, RERANKINGS[arguments.rerank])
@@ -229,6 +243,13 @@ def read_reranking(arguments: Arguments) -> Any:
         if name not in known:
             raise InputError(f"--rerank.{name} is not an option of {arguments.rerank}; its options: {', '.join(known)}")
     return kind(**options)
+
+
+def check_local(arguments: Arguments, is_used: bool, needed: str = "--rerank local") -> None:
+    """Raise InputError if there are options of local features, but these are not used without another flag."""
+    given = [name for name in vars(arguments) if name.startswith("local.")]
+    if given and not is_used:
+        raise InputError(f"--{given[0]} is about local features; give {needed} too")
 
 
 def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from vicinal.cli.calibrate import add_calibrate, calibrate
+from vicinal.cli.compatibility import adapt, add_adapt
 from vicinal.cli.data import add_clean, add_data, clean, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
 from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
@@ -48,6 +49,7 @@ VERBS: dict[Verb, AddFlags | Mapping[Verb, AddFlags]] = {
     embed: add_embed,
     refine: add_recipe,
     whiten: add_whiten,
+    adapt: add_adapt,
     index: INDEX_VERBS,
     search: add_search,
     enroll: add_enroll,

@@ -14,7 +14,9 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
-    from vicinal.retrieval import ImageIndex, SearchResult
+    from vicinal.report import MatchedPair
+    from vicinal.retrieval import ImageIndex, LocalReranking, SearchResult
+    from vicinal.workflows.local_features import LocalSearch
 
 DEFAULT_K = 10
 
@@ -44,6 +46,10 @@ def add_search(parser: Parser) -> None:
         metavar="PICTURE",
         help="draw queries and matches, such as found.png; further sheets are found_2.png and so on",
     )
+    parser.add_argument(
+        "--patches", metavar="PICTURE", help="draw queries beside their matches, with lines between matching patches; "
+        "with --rerank local",
+    )  # fmt: skip
     inputs.add_refiner(
         parser, "that of the index, if it was built with one: refines every query by its nearest neighbors in the index"
     )
@@ -53,7 +59,8 @@ def add_search(parser: Parser) -> None:
     inputs.add_embedding(parser, split=False, where=False)
     inputs.add_json(parser)
     parser.show_first(
-        "k", "exclude_self", "where", "group_by", "min_score", "min_probability", "grid", "rerank", "model", "json",
+        "k", "exclude_self", "where", "group_by", "min_score", "min_probability", "grid", "rerank", "patches", "model",
+        "json",
     )  # fmt: skip
 
 
@@ -63,7 +70,9 @@ def search(arguments: Arguments) -> None:
     for source in arguments.queries:
         inputs.check_source(source)
     inputs.check_embedding(arguments)
-    reranking = inputs.read_reranking(arguments)
+    reranking: Any = inputs.read_reranking(arguments)
+    if arguments.patches is not None and arguments.rerank != "local":
+        raise InputError("--patches draws what --rerank local finds; give that too")
     from vicinal.retrieval import Index, match_images, search_images
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
 
@@ -75,10 +84,15 @@ def search(arguments: Arguments) -> None:
         warn_of_larger_gallery(arguments.index, index)
         find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
     found: list[SearchResult] = []
+    local: LocalSearch | None = None
+    pairs: list[MatchedPair] = []
     flags = inputs.made_with(arguments, arguments.queries[0])
     for queries in reader.embed_sources(arguments.queries):
         inputs.check_models(index, refiner, queries, flags)
-        found += find(
+        if arguments.rerank == "local":
+            local = local or _local_search(arguments, index, queries.origin)
+            reranking = local.reranking(queries.table)
+        results = find(
             index,
             queries.vectors,
             queries.table,
@@ -89,9 +103,47 @@ def search(arguments: Arguments) -> None:
             group_by=arguments.group_by,
             reranking=reranking,
         )
+        found += results
+        if arguments.patches:
+            pairs += _matched_pairs(reranking, results)
+    if arguments.patches:
+        _draw_patches(pairs, local, arguments.patches)
     if arguments.grid:
         _draw(found, arguments.grid)
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
+
+
+def _local_search(arguments: Arguments, index: ImageIndex, model: object) -> LocalSearch:
+    from vicinal.workflows.local_features import LocalSearch
+    from vicinal.workflows.settings import LocalSettings
+
+    is_given = any(name.startswith("local.") for name in vars(arguments))
+    settings = read_settings(LocalSettings, arguments, "local.") if is_given else None
+    weight = getattr(arguments, "rerank.weight")
+    return LocalSearch(index, model, settings, inputs.read_reranking(arguments), weight)
+
+
+def _matched_pairs(reranking: LocalReranking, found: Sequence[SearchResult]) -> list[MatchedPair]:
+    """The queries and their matches that have paths, with the patches that they have in common."""
+    from vicinal.report import MatchedPair
+
+    pairs = []
+    for row, each in enumerate(found):
+        shown = [match for match in each.matches if "path" in match]
+        matches = reranking.matches(row, [match["id"] for match in shown]) if shown else []
+        for match, patches in zip(shown, matches, strict=True):
+            caption, boxes = f"{match['score']:.2f} {match.get('label', '')}", (each.query.get("box"), match.get("box"))
+            pairs.append(MatchedPair(each.query["path"], match["path"], patches, caption, *boxes))
+    return pairs
+
+
+def _draw_patches(pairs: Sequence[MatchedPair], local: LocalSearch | None, path: str) -> None:
+    from vicinal.report import draw_matching_patches
+    from vicinal.report.matching_patches import MAX_PAIRS
+
+    assert local is not None
+    draw_matching_patches(pairs, local.transform, path)
+    log(f"drew {path}" + (f": the first {MAX_PAIRS} of {len(pairs):,} pairs" if len(pairs) > MAX_PAIRS else ""))
 
 
 def _draw(found: Sequence[SearchResult], path: str) -> None:

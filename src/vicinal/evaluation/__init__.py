@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vicinal.evaluation.calibration import calibrate, operating_points
     from vicinal.evaluation.clustering import Clustering, cluster, cluster_agreement, cluster_metrics, cluster_threshold
     from vicinal.evaluation.comparison import average_runs, compare_models, compare_reranking, summarize_runs, tabulate
+    from vicinal.evaluation.compatibility import evaluate_across, upgrade_warnings
     from vicinal.evaluation.identification import IdentificationEvaluation, enrolled_rows, evaluate_identification
     from vicinal.evaluation.metrics import Ranks, metric_by_name
     from vicinal.evaluation.model_costs import ModelCost, cost_frame
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from vicinal.evaluation.ranking import level_ranks, positive_ranks
     from vicinal.evaluation.relevance import Relevance
+    from vicinal.evaluation.reranking_weight import WeightChoice, choose_weight
     from vicinal.evaluation.resampling import Resampling, count_query_classes
     from vicinal.evaluation.result import Evaluation, metrics_by
     from vicinal.evaluation.results_table import ResultsTable
@@ -49,8 +51,10 @@ __all__ = [
     "Relevance",
     "Resampling",
     "ResultsTable",
+    "WeightChoice",
     "average_runs",
     "calibrate",
+    "choose_weight",
     "cluster",
     "cluster_agreement",
     "cluster_metrics",
@@ -64,6 +68,7 @@ __all__ = [
     "count_query_classes",
     "enrolled_rows",
     "evaluate",
+    "evaluate_across",
     "evaluate_arrays",
     "evaluate_identification",
     "evaluate_listed_positives",
@@ -87,6 +92,7 @@ __all__ = [
     "query_gallery_rows",
     "summarize_runs",
     "tabulate",
+    "upgrade_warnings",
     "verification_rates",
 ]
 

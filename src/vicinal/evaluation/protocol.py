@@ -38,6 +38,7 @@ def evaluate(
     rerank: Reranking | None = None,
     chunk_size: int | None = None,
     divided: bool = False,
+    gallery_embeddings: Array | None = None,
 ) -> Evaluation:
     """Measure how well images of one class find each other.
 
@@ -64,6 +65,8 @@ def evaluate(
             on it.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the work. Each gets
             the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
+        gallery_embeddings: float [n, dim], the embeddings of the gallery side, such as those of an old model; None:
+            those of the queries.
 
     Raises:
         InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an invalid k or chunk size, an
@@ -81,8 +84,12 @@ def evaluate(
     is_split = _has_queries_and_gallery(table)
     query_rows, gallery_rows = query_gallery_rows(table)
     queries = gallery = UnitVectors(embeddings, "embedding", query_rows if is_split else None)
-    if is_split:
-        gallery = UnitVectors(embeddings, "embedding", gallery_rows)
+    is_same = gallery_embeddings is None or gallery_embeddings is embeddings
+    if is_split or not is_same:
+        of_gallery = embeddings if gallery_embeddings is None else gallery_embeddings
+        check_rows(of_gallery, table)
+        name = "embedding" if is_same else "gallery vector"
+        gallery = UnitVectors(of_gallery, name, gallery_rows if is_split else None, device=queries.device)
     exclude_self, groups = own_gallery_rows(table, query_rows, gallery_rows), group_codes(table)
     fine = Relevance(
         table.labels[query_rows],

@@ -6,6 +6,7 @@ from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.report.contact_sheets import draw_grid, neighbor_grid
+    from vicinal.report.matching_patches import MatchedPair, draw_matching_patches
     from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.report.page.comparison import write_comparison_page
     from vicinal.report.page.proposals import write_proposals_page
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
     from vicinal.report.plots import depth_curve, depth_curves, learning_curves, training_against_test
 
 __all__ = [
+    "MatchedPair",
     "StudyTrial",
     "depth_curve",
     "depth_curves",
     "draw_grid",
+    "draw_matching_patches",
     "learning_curves",
     "neighbor_grid",
     "training_against_test",

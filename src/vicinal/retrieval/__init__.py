@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.retrieval.adapter import LinearAdapter
     from vicinal.retrieval.by_class import ClassSimilarities, class_similarities
     from vicinal.retrieval.calibration import Calibration
     from vicinal.retrieval.decisions import match_images
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import RerankedScores, Reranking
     from vicinal.retrieval.reranking.contextual import ContextualReranking
     from vicinal.retrieval.reranking.expansion import DatabaseAugmentation, NeighborAverage, QueryExpansion
+    from vicinal.retrieval.reranking.local import LocalReranking, PatchMatches
+    from vicinal.retrieval.reranking.local_features import LocalEncoder, LocalFeatures, StoredFeatures
     from vicinal.retrieval.reranking.reciprocal import ReciprocalReranking
     from vicinal.retrieval.reranking.rerank import SequentialReranking, rerank
     from vicinal.retrieval.scores import UnitVectors
@@ -37,9 +40,14 @@ __all__ = [
     "EngineUnavailableError",
     "ImageIndex",
     "Index",
+    "LinearAdapter",
+    "LocalEncoder",
+    "LocalFeatures",
+    "LocalReranking",
     "NeighborAverage",
     "Neighbors",
     "PCAWhitening",
+    "PatchMatches",
     "QueryExpansion",
     "QueryGallery",
     "ReciprocalReranking",
@@ -49,6 +57,7 @@ __all__ = [
     "Reranking",
     "SearchResult",
     "SequentialReranking",
+    "StoredFeatures",
     "UnitVectors",
     "average_linkage",
     "class_similarities",

@@ -70,6 +70,16 @@ class UnitVectors:
         """Number of dimensions."""
         return self._data.shape[1]
 
+    @property
+    def rows(self) -> Integers:
+        """The row of each vector in the array that they are read from, int64 [n]."""
+        return np.arange(len(self)) if self._rows is None else self._rows.numpy()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the array that they are read from."""
+        return len(self._data)
+
     def block(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop` as unit vectors, float32 [stop - start, dim] on the device."""
         if self._units is not None:

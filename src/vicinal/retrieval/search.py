@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import Reranking
 
 Record = dict[str, Any]
-OWN_NAMES = ("score", "box")  # of a match; columns of a table that are called so get another name
+OWN_NAMES = ("score", "box", "matching_patches")  # of a match; columns of a table that are called so get another name
 ATTEMPTS = 5  # of a search whose matches are deleted before they are looked up
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
 
@@ -59,7 +59,7 @@ class SearchResult:
         query: `id`, `path`, `label` and the other columns of the query, as far as they are known.
         matches: best first; `id` and `score` (cosine similarity, or that of a re-ranking) of each, and `path`, `label`
             and the other columns of the index where they are known. An object within a picture has a `box`: left, top,
-            right and bottom.
+            right and bottom. After a re-ranking by local features it has `matching_patches`, their number.
         decision: whether there is a match, and of what class; None where it was not asked for.
     """
 
@@ -74,6 +74,8 @@ class SearchResult:
 
     def __str__(self) -> str:
         decided = "" if self.decision is None else f"  -> {self.decision}"
+        if self.matches and not any(match.get("matching_patches", 1) for match in self.matches):
+            decided += "  -> no match has a patch in common with it"
         lines = [_describe(self.query, "query") + decided]
         for rank, match in enumerate(self.matches, start=1):
             lines.append(f"{rank:4d}  {match['score']:.4f}  {_describe(match, 'id ' + str(match['id']))}")
@@ -207,7 +209,7 @@ class _Search:
         number = min(number, len(gallery) - int(own is not None and bool((own >= 0).any())))
         if number < 1:
             raise InputError("the index has no image but the query itself")
-        neighbors = rerank(self.vectors, gallery, number, reranking, exclude_self=own)
+        neighbors = rerank(self.vectors, gallery, number, reranking.among(ids), exclude_self=own)
         return Neighbors(neighbors.scores, ids[neighbors.ids])
 
     def _gallery(self) -> tuple[Integers, Floats]:
@@ -239,12 +241,19 @@ class _Search:
         some = np.unique(np.concatenate([rows[:0].ravel(), *matched]))
         records = dict(zip(some.tolist(), plain_records(found.iloc[some]), strict=True))
         results = []
-        for query, each, left, scores in zip(
-            plain_records(self.table.frame), matched, chosen, neighbors.scores, strict=True
+        for number, (query, each, left, scores) in enumerate(
+            zip(plain_records(self.table.frame), matched, chosen, neighbors.scores, strict=True)
         ):
-            pairs = zip(each.tolist(), scores[left].tolist(), strict=True)
-            results.append(SearchResult(query, [{**records[row], "score": score} for row, score in pairs]))
+            pairs = zip(each.tolist(), scores[left].tolist(), self._explained(number, found, each), strict=True)
+            matches = [{**records[row], "score": score, **explained} for row, score, explained in pairs]
+            results.append(SearchResult(query, matches))
         return results
+
+    def _explained(self, query: int, found: pd.DataFrame, rows: Integers) -> list[Record]:
+        """What the re-ranking says about the matches of a query, which are rows of those found."""
+        if self.reranking is None:
+            return [{} for _ in rows]
+        return self.reranking.explain(query, found["id"].to_numpy()[rows])
 
     def _chosen(
         self, found: pd.DataFrame, rows: Integers, exists: Booleans, k: int, group_by: str | None

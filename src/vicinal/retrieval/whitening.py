@@ -63,7 +63,7 @@ class PCAWhitening:
             InputError: `vectors` is not a matrix of finite numbers, has fewer than two rows, a direction without
                 variance, or numbers too large to square; or `dim` or `shrinkage` is invalid.
         """
-        matrix = _matrix(vectors)
+        matrix = as_matrix(vectors)
         rows, width = matrix.shape
         if rows < 2:
             raise InputError(f"{rows} vectors to learn a whitening from; at least two are needed")
@@ -105,7 +105,7 @@ class PCAWhitening:
         Raises:
             InputError: `vectors` is not a matrix of finite numbers, has a different dimension, or is too large.
         """
-        matrix = _matrix(vectors)
+        matrix = as_matrix(vectors)
         if matrix.shape[1] != len(self.mean):
             raise InputError(
                 f"vectors have {matrix.shape[1]} dimensions, the whitening was learned on {len(self.mean)}; "
@@ -113,11 +113,11 @@ class PCAWhitening:
             )
         whitened = np.empty((len(matrix), self.dim), np.float32)
         scaled = self.components.T / self.explained_variance**0.5
-        for start, block in _blocks(matrix):
+        for start, block in double_blocks(matrix):
             with np.errstate(over="ignore", invalid="ignore"):
                 values = (block - self.mean) @ scaled
             _check_size(values, np.float64 if normalize else np.float32, start)
-            whitened[start : start + len(block)] = _unit(values) if normalize else values
+            whitened[start : start + len(block)] = unit_rows(values) if normalize else values
         return whitened
 
     def save(self, path: str | Path) -> None:
@@ -147,7 +147,8 @@ class PCAWhitening:
         return cls(**read_whitening(path))
 
 
-def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
+def as_matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
+    """Vectors, checked to be a matrix of floating-point numbers."""
     check_not_masked(vectors, "vectors")
     matrix = vectors.detach() if isinstance(vectors, Tensor) else np.asarray(vectors)
     if matrix.ndim != 2 or not matrix.shape[1]:
@@ -157,7 +158,7 @@ def _matrix(vectors: Array) -> npt.NDArray[np.generic] | Tensor:
     return matrix
 
 
-def _blocks(matrix: npt.NDArray[np.generic] | Tensor) -> Iterator[tuple[int, Doubles]]:
+def double_blocks(matrix: npt.NDArray[np.generic] | Tensor) -> Iterator[tuple[int, Doubles]]:
     """Yield the rows as float64 in blocks, each with the number of its first row."""
     for start in range(0, len(matrix), BLOCK_ROWS):
         rows = matrix[start : start + BLOCK_ROWS]
@@ -173,9 +174,9 @@ def _moments(matrix: npt.NDArray[np.generic] | Tensor) -> tuple[Doubles, Doubles
     rows, width = matrix.shape
     mean, products = np.zeros(width), np.zeros((width, width))
     with np.errstate(over="ignore", invalid="ignore"):
-        for _, block in _blocks(matrix):
+        for _, block in double_blocks(matrix):
             mean += block.sum(axis=0) / rows
-        for _, block in _blocks(matrix):
+        for _, block in double_blocks(matrix):
             centered = block - mean
             products += centered.T @ centered
         if not np.isfinite(np.abs(products).sum()):
@@ -209,7 +210,8 @@ def _fix_signs(components: Doubles) -> Doubles:
     return np.ascontiguousarray(components * np.where(largest < 0, -1.0, 1.0))
 
 
-def _unit(values: Doubles) -> Doubles:
+def unit_rows(values: Doubles) -> Doubles:
+    """Rows scaled to length 1; zeros stay zeros."""
     largest = np.abs(values).max(axis=1, keepdims=True)
     scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)  # squares are then in range
     lengths = np.linalg.norm(scaled, axis=1, keepdims=True)

@@ -61,7 +61,7 @@ SOURCES = ("image", "vector", "id", "url")
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Value = str | bool | int | Number | None
-Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average"]
+Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average", "local"]
 Body = TypeVar("Body", bound="_Body")
 
 
@@ -113,7 +113,10 @@ class SearchBody(_Input):
     group_by: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(
         None, description="a column; of the items with one value in it, only the best is found"
     )
-    rerank: Method | None = Field(None, description="a re-ranking method")
+    rerank: Method | None = Field(
+        None,
+        description="a re-ranking method; local needs an image or an item, and an index that stores local features",
+    )
     exclude_id: Id | None = Field(None, description="an item that is not to be found, such as the query itself")
 
     def options(self) -> SearchBody:

@@ -83,7 +83,7 @@ class Client(AbstractContextManager["Client"]):
         fields, results = {"k": k, **options, **({} if where is None else {"filter": where})}, []
         for query, answer in zip(queries, self._post("search", queries, [fields] * len(queries)), strict=True):
             record = {"path": os.fspath(query)} if isinstance(query, str | os.PathLike) else {}
-            matches = [_record(match) | {"score": match["score"]} for match in answer["matches"]]
+            matches = [_record(match) | _scored(match) for match in answer["matches"]]
             best = answer["matches"][0] if matches else {"score": None, "probability": None}
             decision = Decision(answer["is_match"], answer.get("label"), best["score"], best["probability"])
             results.append(SearchResult(record, matches, None if answer["is_match"] is None else decision))
@@ -161,3 +161,9 @@ def _body(image: Any, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _record(item: dict[str, Any]) -> dict[str, Any]:
     return {"id": int(item["id"]), **({} if item["label"] is None else {"label": item["label"]}), **item["columns"]}
+
+
+def _scored(match: dict[str, Any]) -> dict[str, Any]:
+    """The score of a match, and after a re-ranking by local features the number of matching patches."""
+    patches = {"matching_patches": len(match["patches"])} if "patches" in match else {}
+    return {"score": match["score"], **patches}

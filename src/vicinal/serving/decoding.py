@@ -46,10 +46,12 @@ class ImageTask:
     Attributes:
         data: the bytes of the file.
         box: left, top, right and bottom of the part to take, in pixels of the upright image.
+        is_local: whether it is prepared for local features.
     """
 
     data: bytes
     box: Box | None = None
+    is_local: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,17 @@ class Decoder:
         prepare: turns an image into the pixels that the model takes; None without a model.
         max_pixels: pixels of an image that is sent by a client.
         channels: 3 for RGB, 1 for grayscale.
+        prepare_local: as `prepare`, for local features.
 
     Attributes:
         folder: holds the file that is decoded; it goes with the decoder, but not if its process is killed.
     """
 
-    def __init__(self, prepare: Prepare | None, max_pixels: int, channels: int = 3) -> None:
+    def __init__(
+        self, prepare: Prepare | None, max_pixels: int, channels: int = 3, prepare_local: Prepare | None = None
+    ) -> None:
         self.prepare, self.max_pixels, self.channels = prepare, max_pixels, channels
+        self.prepare_local = prepare_local
         self._folder = tempfile.TemporaryDirectory(prefix="vicinal-")
         self.folder = self._folder.name
 
@@ -115,7 +121,8 @@ class Decoder:
             name = self._format()
             with open_image(self._file, self.channels) as image:
                 part = image if task.box is None else crop_to_box(decoded(image), task.box, self._file)
-                pixels = self.prepare(part) if self.prepare is not None else np.empty(0, np.uint8)
+                prepare = self.prepare_local if task.is_local else self.prepare
+                pixels = prepare(part) if prepare is not None else np.empty(0, np.uint8)
             return PreparedImage(pixels, name)
         finally:
             self._file.unlink()
@@ -153,10 +160,11 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
     """
     _ignore_interrupts()
     prepare, channels = (None, 3) if make is None else (make(), make.channels)
-    if prepare is not None:
+    local = make.local() if isinstance(make, TorchPreparation) else None
+    for each in filter(None, (prepare, local)):
         _use_one_thread()
-        prepare(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # first allocations
-    decoder = Decoder(prepare, max_pixels, channels)
+        each(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # first allocations
+    decoder = Decoder(prepare, max_pixels, channels, local)
     _limit_memory(max_memory)
     connection.send(decoder.folder)
     while True:
@@ -197,9 +205,11 @@ class TorchPreparation:
 
     Attributes:
         transform: an :class:`~vicinal.data.images.transforms.ImageTransform`.
+        local_transform: that of images for local features; None without these.
     """
 
     transform: Any
+    local_transform: Any = None
 
     @property
     def channels(self) -> int:
@@ -207,13 +217,21 @@ class TorchPreparation:
         return int(self.transform.channels)
 
     def __call__(self) -> Prepare:
-        to_pixels = self.transform.test()[:-1]
+        return _preparation(self.transform)
 
-        def prepare(image: Image.Image | EncodedJpeg) -> Pixels:
-            pixels: Pixels = to_pixels(image).numpy()
-            return pixels
+    def local(self) -> Prepare | None:
+        """Make the same for local features; None without these."""
+        return None if self.local_transform is None else _preparation(self.local_transform)
 
-        return prepare
+
+def _preparation(transform: Any) -> Prepare:
+    to_pixels = transform.test()[:-1]
+
+    def prepare(image: Image.Image | EncodedJpeg) -> Pixels:
+        pixels: Pixels = to_pixels(image).numpy()
+        return pixels
+
+    return prepare
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
 from vicinal.serving.store import Store, UpgradedError, remove_unused
-from vicinal.utils.arrays import Floats
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
@@ -41,6 +41,7 @@ class _Request:
     path: str | None = None
     deleted: tuple[int, ...] = ()
     key: str | None = None
+    codes: bytes | None = None
     epoch: int | None = None
     answer: Future[list[int]] = field(default_factory=Future)
 
@@ -96,9 +97,10 @@ class FolderStore(Store):
         return len(self.index)
 
     def add(
-        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, epoch: int | None = None
-    ) -> Future[list[int]]:
-        return self._submit(_Request(vectors, dict(columns), path, key=key, epoch=epoch))
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None,
+        codes: bytes | None = None, epoch: int | None = None,
+    ) -> Future[list[int]]:  # fmt: skip
+        return self._submit(_Request(vectors, dict(columns), path, key=key, codes=codes, epoch=epoch))
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
         return self._submit(_Request(deleted=tuple(ids)))
@@ -234,12 +236,19 @@ class FolderStore(Store):
             ]
             if changes.rows:
                 vectors = np.concatenate(changes.vectors)
-                self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
+                ids = self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
+                if self.index.local_settings is not None:
+                    self._store_codes(ids, changes.codes)
             unused = self._own_images(changes.deleted)
             self.index.delete(changes.deleted)
             if changes.keys:
                 self.index.state.database.remember_requests(changes.keys)
         return answers, unused
+
+    def _store_codes(self, ids: Integers, codes: Sequence[bytes | None]) -> None:
+        """Store the local features of added items that have some."""
+        known = {number: each for number, each in zip(ids.tolist(), codes, strict=True) if each is not None}
+        self.index.add_local_codes(np.array(list(known), np.int64), list(known.values()))
 
     def _own_images(self, ids: Sequence[int]) -> list[Path]:
         """The files of images of items that clients had added."""
@@ -260,6 +269,7 @@ class _Changes:
     Attributes:
         vectors: of the items that are added, float32 [1, dim] each.
         rows: their columns.
+        codes: of their local features, or None.
         deleted: the ids of items that are deleted, also of some that are added.
         keys: the ids of added items by the keys of their requests.
     """
@@ -269,6 +279,7 @@ class _Changes:
         self._kinds = ColumnKinds(index.column_kinds, max_columns)
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
+        self.codes: list[bytes | None] = []
         self.deleted: list[int] = []
         self.keys: dict[str, list[int]] = {}
 
@@ -289,6 +300,7 @@ class _Changes:
             return error
         self.vectors.append(np.asarray(request.vectors, np.float32))
         self.rows.append(row)
+        self.codes.append(request.codes)
         ids = [self._next_id + len(self.rows) - 1]
         if request.key is not None:
             self.keys[request.key] = ids

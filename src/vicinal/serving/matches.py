@@ -27,8 +27,12 @@ from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
-Query = tuple[Floats, SearchBody]
-"""A vector, float32 [dim], and the request that it came with; see :meth:`SearchBody.options`."""
+Query = tuple[Floats, SearchBody, Any]
+"""A vector, float32 [dim]; the request that it came with, see :meth:`SearchBody.options`; and the codes of its local
+features, uint8 [patches, dim], or None."""
+
+
+NOT_COLUMNS = ("id", "label", "score", "matching_patches")
 
 
 def shown_columns(record: dict[str, Any], root: str | None) -> dict[str, Any]:
@@ -38,7 +42,7 @@ def shown_columns(record: dict[str, Any], root: str | None) -> dict[str, Any]:
         >>> shown_columns({"id": 3, "label": "cup", "path": "/photos/1.jpg", "weight": math.inf}, "/photos")
         {'path': '1.jpg', 'weight': 'inf'}
     """
-    columns = {name: _finite(value) for name, value in record.items() if name not in ("id", "label", "score")}
+    columns = {name: _finite(value) for name, value in record.items() if name not in NOT_COLUMNS}
     if "path" in columns:
         columns["path"] = shown_path(columns["path"], root)
     return columns
@@ -63,12 +67,13 @@ def search_batch(
         For each query the answer of `POST /search`, or its error.
     """
     groups: dict[SearchBody, list[int]] = defaultdict(list)
-    for row, (_, options) in enumerate(queries):
+    for row, (_, options, _) in enumerate(queries):
         groups[options].append(row)
     answers: dict[int, dict[str, Any] | InputError] = {}
     for options, rows in groups.items():
         try:
-            found = _search(index, np.stack([queries[row][0] for row in rows]), options, refiner, max_candidates)
+            vectors, _, codes = zip(*(queries[row] for row in rows), strict=True)
+            found = _search(index, np.stack(vectors), options, codes, refiner, max_candidates)
         except InputError as error:
             answers |= dict.fromkeys(rows, error)
         else:
@@ -77,11 +82,11 @@ def search_batch(
 
 
 def _search(
-    index: Any, vectors: Floats, options: SearchBody, refiner: Any, max_candidates: int | None
+    index: Any, vectors: Floats, options: SearchBody, codes: Sequence[Any], refiner: Any, max_candidates: int | None
 ) -> list[dict[str, Any]]:
     if options.exclude_id is not None:
         index = index.without(options.exclude_id)
-    reranking = None if options.rerank is None else getattr(retrieval, RERANKINGS[options.rerank])()
+    reranking = None if options.rerank is None else _reranking(options.rerank, index, codes)
     calibration = index.match_calibration if reranking is None else None
     is_decided = calibration is not None or options.min_score is not None or options.min_probability is not None
     k = index.count(index.select(options.filter), at_most=options.k)
@@ -96,7 +101,28 @@ def _search(
     if is_decided:
         find = partial(match_images, min_score=options.min_score, min_probability=options.min_probability)
     found = find(index, vectors, Table(pd.DataFrame(index=range(len(vectors)))), k, **arguments)
-    return [_answer(each, index, calibration) for each in found]
+    answers = [_answer(each, index, calibration) for each in found]
+    if options.rerank == "local":
+        for row, answer in enumerate(answers):
+            _add_patches(answer["matches"], reranking, row)
+    return answers
+
+
+def _add_patches(matches: list[dict[str, Any]], reranking: Any, row: int) -> None:
+    """Add the places of matching patches to the matches of a query; see :class:`~vicinal.retrieval.PatchMatches`."""
+    found = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
+    for match, patches in zip(matches, found, strict=True):
+        places = np.hstack([patches.query_points, patches.points, patches.similarities[:, None]])
+        match["patches"] = places.round(4).tolist()
+
+
+def _reranking(name: str, index: Any, codes: Sequence[Any]) -> Any:
+    """The re-ranking of this name, for queries with these codes of local features."""
+    if name != "local":
+        return getattr(retrieval, RERANKINGS[name])()
+    from vicinal.serving.local_queries import local_reranking
+
+    return local_reranking(index, codes)
 
 
 def _answer(result: SearchResult, index: ImageIndex, calibration: Calibration | None) -> dict[str, Any]:

@@ -7,16 +7,17 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vicinal.retrieval.index.index import Index
 from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
-from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask
+from vicinal.serving.decoding import ImageTask, Preparation, PreparedImage, ThumbnailTask, TorchPreparation
 from vicinal.serving.embedders import ImageEmbedder, as_image_embedder
 from vicinal.serving.guard import Load, Metrics
 from vicinal.serving.limits import Limits
@@ -27,6 +28,9 @@ from vicinal.serving.store import UpgradedError, open_store, remove_image, write
 from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from vicinal.serving.local_queries import LocalQueries
 
 MAX_DECODE_SECONDS = 10.0
 PAUSE_SECONDS = 0.02  # between looks whether index and model have changed over
@@ -75,6 +79,7 @@ class Service:
         self._pools: list[DecodingPool] = []  # the last one, and after an upgrade the one before
         self._stack: ExitStack | None = None
         self._thumbnails: Thumbnails | None = None
+        self._local: LocalQueries | None = None
 
     def __enter__(self) -> Service:
         with ExitStack() as stack:
@@ -99,7 +104,7 @@ class Service:
         self._stack = None
 
     def _new_pool(self, embedder: Any) -> DecodingPool:
-        limits, preparation = self.limits, None if embedder is None else embedder.preparation
+        limits, preparation = self.limits, None if embedder is None else self._preparation(embedder)
         memory, seconds = int(limits.decode_memory_mb * 2**20), min(limits.request_seconds, MAX_DECODE_SECONDS)
         self._pools.append(DecodingPool(preparation, limits.decode_workers, limits.max_pixels, memory, seconds))
         return self._pools[-1]
@@ -139,6 +144,16 @@ class Service:
                 if epoch == self.store.epoch and not (is_changing and self.store.engine == "folder"):
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    def _preparation(self, embedder: ImageEmbedder) -> Preparation:
+        """Makes what prepares images for the model, and for local features if the index stores these."""
+        preparation, settings = embedder.preparation, self.index.local_settings
+        if settings is None or not isinstance(preparation, TorchPreparation):
+            return preparation
+        from vicinal.serving.local_queries import LocalQueries
+
+        self._local = LocalQueries(settings, embedder)
+        return replace(preparation, local_transform=self._local.transform)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -190,7 +205,10 @@ class Service:
         batcher = self._batchers["filtered" if is_slow else "search"]
 
         async def search() -> Any:
-            return await batcher.submit((await self._vector(body), body.options()))
+            vector, codes = await self._vector(body), None
+            if body.rerank == "local":
+                codes = await self._codes(body)
+            return await batcher.submit((vector, body.options(), codes))
 
         answer: dict[str, Any] = await self._within_epoch(search)
         return answer
@@ -220,13 +238,16 @@ class Service:
         """Add an item; raises UpgradedError if the index was upgraded since it was embedded."""
         epoch = await self._epoch()
         if body.image is None:
-            vector, file = self._checked_vector(body.vector or []), None
+            vector, file, codes = self._checked_vector(body.vector or []), None, None
         else:
             vector, image_format = await self._within_epoch(partial(self._embed, body.image))
+            codes = None
+            if self._local is not None and self._local.transform is not None:
+                codes = (await self._local_codes(body.image)).tobytes()
             folder = self.store.images
             file = None if folder is None else await write_image(folder, body.image, image_format)
         try:
-            answer = self.store.add(vector[None], columns, None if file is None else str(file), key, epoch)
+            answer = self.store.add(vector[None], columns, None if file is None else str(file), key, codes, epoch)
         except Problem:
             remove_image(file)
             raise
@@ -266,7 +287,7 @@ class Service:
         from vicinal import __version__
 
         index = self.index
-        model = index.made_with.get("model")
+        model, local = index.made_with.get("model"), index.local_settings
         return {
             "name": self.store.name,
             "engine": self.store.engine,
@@ -280,6 +301,7 @@ class Service:
             },
             "refiner": {"fingerprint": index.refiner_fingerprint},
             "calibration": None if index.calibration is None else index.calibration.describe(),
+            "local": local and {name: local[name] for name in ("grid", "square", "weight")},
             "columns": await asyncio.to_thread(self.store.column_facts),
             "limits": self.limits.to_dict(),
             "can_write": not self.store.read_only,
@@ -321,6 +343,26 @@ class Service:
         vector, _ = await self._embed(body.image, body.url, body.box)
         return vector
 
+    async def _codes(self, body: SearchBody) -> Any:
+        """The codes of the local features of a query, uint8 [patches, dim]."""
+        from vicinal.serving.local_queries import NONE_STORED, stored_codes
+
+        if self.index.local_settings is None:
+            raise Problem(422, NONE_STORED)
+        if body.id is not None:
+            return await asyncio.to_thread(stored_codes, self.index, body.id)
+        if body.vector is not None:
+            raise Problem(422, "rerank: local features are of an image; give image, url or id, no vector")
+        return await self._local_codes(body.image, body.url, body.box)
+
+    async def _local_codes(
+        self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
+    ) -> Any:
+        if self._local is None or self._local.transform is None:
+            raise Problem(422, "rerank: this service has no model for local features of images; give the id of an item")
+        prepared = await self._prepared(image, url, box, is_local=True)
+        return await asyncio.to_thread(self._local.encode, prepared.pixels)
+
     def _checked_vector(self, values: Sequence[float]) -> Floats:
         if len(values) != self.index.dim:
             raise Problem(422, f"vector: it has {len(values):,} dimensions, the index has {self.index.dim}")
@@ -334,16 +376,22 @@ class Service:
         self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
     ) -> tuple[Floats, str]:
         """The embedding of an image, or of one that is fetched, and the name of its format."""
-        embedder = self.embedder
-        if embedder is None or self._pool is None:
+        embedder, prepared = self.embedder, await self._prepared(image, url, box)
+        return await self._batchers["embed"].submit((embedder, prepared)), prepared.format
+
+    async def _prepared(
+        self, image: bytes | None, url: str | None, box: Sequence[float] | None, is_local: bool = False
+    ) -> PreparedImage:
+        """An image, or one that is fetched, as the model takes it."""
+        if self.embedder is None or self._pool is None:
             raise Problem(422, "this service has no model; it takes vectors and ids")
         data = await self.fetcher.fetch(url) if url is not None else image or b""
         edges = None if box is None else (box[0], box[1], box[0] + box[2], box[1] + box[3])
         try:
-            prepared: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges)))
+            prepared: PreparedImage = await asyncio.wrap_future(self._pool.submit(ImageTask(data, edges, is_local)))
         except InputError as error:
             raise Problem(422, f"image: {error}") from None
-        return await self._batchers["embed"].submit((embedder, prepared)), prepared.format
+        return prepared
 
     def _embed_batch(self, images: Sequence[tuple[ImageEmbedder, PreparedImage]]) -> Sequence[Any]:
         vectors: dict[int, Floats] = {}

@@ -140,8 +140,9 @@ class Store(ABC):
 
     @abstractmethod
     def add(
-        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, epoch: int | None = None
-    ) -> Future[list[int]]:
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None,
+        codes: bytes | None = None, epoch: int | None = None,
+    ) -> Future[list[int]]:  # fmt: skip
         """Return a future with the id of a new item, resolved once the change is on disk.
 
         Args:
@@ -149,6 +150,7 @@ class Store(ABC):
             columns: its values of columns.
             path: of its image.
             key: by which the request may be repeated.
+            codes: of its local features, which an index in a folder may store.
             epoch: when the vectors were made; in a later one the future raises UpgradedError. None: it does not matter.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import safetensors
 import safetensors.torch
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from vicinal.distillation import S2SD
-from vicinal.losses import CenterBasedLoss, Loss
+from vicinal.losses import CenterBasedLoss, Loss, WeightedSum
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
 from vicinal.models import Embedder
+from vicinal.training.compatibility import CompatibilityLoss
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
@@ -39,6 +40,8 @@ class SavedCenters(NamedTuple):
 def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
     """The center-based losses in a loss, by their names in it, without those of the heads of S2SD."""
     heads = {id(part) for each in loss.modules() if isinstance(each, S2SD) for part in each.head_losses.modules()}
+    if isinstance(loss, WeightedSum) and len(loss.losses) == 2 and isinstance(loss.losses[1], CompatibilityLoss):
+        loss = cast(Loss, loss.losses[0])  # its centers are named as those of a run without this term
     parts = loss.named_modules()
     return {name: part for name, part in parts if isinstance(part, CenterBasedLoss) and id(part) not in heads}
 

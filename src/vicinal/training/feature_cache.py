@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from vicinal import __version__
@@ -39,6 +39,7 @@ CHECKSUMS = "features.checksums"  # for each batch: the number of rows, and the 
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
 LOCK_SECONDS = 7 * 24 * 3600
 NUM_DIGITS = 16
+FEATURES_PER_PASS = 8192
 MAX_LINE = 200  # bytes of a line of checksums
 
 FeatureDtype = Literal["float32", "float16"]
@@ -157,6 +158,20 @@ def cached_features(
                     log(f"computing the features of {len(distinct):,} images once, into {cache}")
                     _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error))
     return _open(cache, key, images, on_error)
+
+
+def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device, rows: range) -> Floats:
+    """The embeddings of rows of images by the head of an embedder, from their cached features, float32 [rows, dim]."""
+    with eval_mode(embedder), torch.inference_mode():
+        parts = [
+            embedder(images.features(rows[start : start + FEATURES_PER_PASS]).to(device)).cpu()
+            for start in range(0, len(rows), FEATURES_PER_PASS)
+        ]
+    return torch.cat([torch.empty(0, embedder.dim), *parts]).numpy()
+
+
+def remove_backbone(embedder: Embedder) -> None:
+    embedder.backbone, embedder.pooling = nn.Identity(), nn.Identity()
 
 
 def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:

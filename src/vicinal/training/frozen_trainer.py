@@ -14,9 +14,17 @@ from torch import nn
 
 from vicinal.data import Table
 from vicinal.models import Embedder
-from vicinal.models.execution import Precision, UsedPrecision, eval_mode
+from vicinal.models.execution import Precision, UsedPrecision
 from vicinal.training.base_trainer import Batch
-from vicinal.training.feature_cache import CachedFeatures, FeatureDataset, cached_features, feature_fingerprint
+from vicinal.training.feature_cache import (
+    FEATURES_PER_PASS,
+    CachedFeatures,
+    FeatureDataset,
+    cached_features,
+    embed_features,
+    feature_fingerprint,
+    remove_backbone,
+)
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.trainer import Trainer
 from vicinal.training.training_data import num_workers
@@ -27,7 +35,6 @@ from vicinal.utils.files import cache_folder
 from vicinal.utils.run_folder import RunFolder
 
 IMAGES_PER_PASS = 64
-FEATURES_PER_PASS = 8192
 
 
 class FrozenTrainer(Trainer):
@@ -51,14 +58,14 @@ class FrozenTrainer(Trainer):
         module.micro_batch_size = None  # it is for the images
         self.backbone, self.pooling = module.embedder.backbone, module.embedder.pooling
         for embedder in module.embedders:
-            _remove_backbone(embedder)
+            remove_backbone(embedder)
         return module
 
     def _zero_shot_model(self) -> Embedder:
         """The head that leaves features as they are; with the backbone where the model is saved."""
         embedder = super()._zero_shot_model()
         if isinstance(self.embedder.backbone, nn.Identity):
-            _remove_backbone(embedder)
+            remove_backbone(embedder)
         return embedder
 
     @contextmanager
@@ -68,7 +75,7 @@ class FrozenTrainer(Trainer):
         try:
             yield self.embedder
         finally:
-            _remove_backbone(self.embedder)
+            remove_backbone(self.embedder)
 
     @cached_property
     def features(self) -> CachedFeatures:
@@ -130,20 +137,6 @@ class FrozenTrainer(Trainer):
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         with self._whole_embedder():
             super()._write_model(metrics)
-
-
-def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device, rows: range) -> Floats:
-    """The embeddings of rows of images by the head of an embedder, from their cached features, float32 [rows, dim]."""
-    with eval_mode(embedder), torch.inference_mode():
-        parts = [
-            embedder(images.features(rows[start : start + FEATURES_PER_PASS]).to(device)).cpu()
-            for start in range(0, len(rows), FEATURES_PER_PASS)
-        ]
-    return torch.cat([torch.empty(0, embedder.dim), *parts]).numpy()
-
-
-def _remove_backbone(embedder: Embedder) -> None:
-    embedder.backbone, embedder.pooling = nn.Identity(), nn.Identity()
 
 
 def _check_frozen_model(model: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from vicinal.models.execution import Precision
 from vicinal.models.head import set_to_attenuated_whitening
 from vicinal.training import class_centers, sample_selection
 from vicinal.training.base_trainer import BaseTrainer, Batch, LossTerms
+from vicinal.training.compatibility import add_compatibility, check_old_model, old_class_centers, set_old_centers
 from vicinal.training.divided_work import embed_divided, embed_own_part, embed_rows, find_unreadable
 from vicinal.training.fine_tuning import layer_factors, set_up_backbone
 from vicinal.training.recipes.recipe import Recipe
@@ -59,6 +60,7 @@ def create_training_module(
     if not resumed:
         class_centers.check_initial_centers(settings.centers, loss, embedder)
         check_transition(settings.transition, loss, classes)
+        check_old_model(settings, embedder, recipe.allow_imports)
     selection, size = settings.sample_selection, settings.micro_batch_size
     if selection.method == "none":
         return TrainingModule(embedder, loss, size)
@@ -102,7 +104,7 @@ def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, 
     embedder, loss = recipe.create_embedder(), recipe.create_loss()
     set_up_backbone(embedder, recipe.settings)
     class_centers.create_centers(loss, num_classes, embedder.train_output_dim)
-    return embedder, loss
+    return embedder, add_compatibility(loss, recipe.settings, num_classes, embedder.train_output_dim)
 
 
 def _require_sample_values(loss: Loss, method: str) -> None:
@@ -252,7 +254,13 @@ class Trainer(BaseTrainer):
             if self.is_main_process:
                 self.log.metrics(0, 0, values)
             self.progress.zero_shot = distributed.broadcast_object(values[self.settings.validation.metric])
-        self.validate()
+        if not self.is_compatible:  # no weights from before training are compatible with the old model
+            self.validate()
+
+    @property
+    def is_compatible(self) -> bool:
+        """Whether the model is trained to be compatible with an old one."""
+        return self.settings.compatible_with is not None
 
     def _zero_shot_model(self) -> Embedder:
         with torch.random.fork_rng(devices=[]):
@@ -304,7 +312,7 @@ class Trainer(BaseTrainer):
         self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
-        """Set head, class centers and transition matrices to their initial values, unless these are random."""
+        """Set head, class centers, also the old ones, and transition matrices to values that are not random."""
         if self.recipe.has_whitened_head:
             self._set_heads()
         centers, training = self.settings.centers, self.images.table
@@ -322,6 +330,12 @@ class Trainer(BaseTrainer):
             matrix = distributed.broadcast_object(matrix)
             assert matrix is not None
             set_transition(self.bare_module.losses, matrix)
+        if self.is_compatible:
+            device, allowed = self.engine.fabric.device, self.recipe.allow_imports
+            old_centers = distributed.broadcast_object(
+                old_class_centers(self.settings, training, device, allowed)  # one process computes, the others wait
+            )
+            set_old_centers(self.bare_module.losses, old_centers)
 
     def _set_heads(self) -> None:
         number = min(WHITENING_IMAGES, len(self.images))
@@ -359,7 +373,7 @@ class Trainer(BaseTrainer):
         embedder = self.embedder
         if metrics:
             metrics = {**metrics, **self._zero_shot_metrics()}
-            if self.progress.zero_shot > self.progress.best:
+            if self.progress.zero_shot > self.progress.best and not self.is_compatible:
                 embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
             self._tell_scores()
         class_centers.save_centers(self.run.centers, self.loss, self.images.table.classes)
@@ -373,7 +387,9 @@ class Trainer(BaseTrainer):
 
     def _tell_scores(self) -> None:
         progress, metric = self.progress, self.settings.validation.metric
-        if progress.zero_shot > progress.best:
+        if progress.zero_shot > progress.best and self.is_compatible:
+            log(f"no epoch had a higher {metric} than zero-shot, which is not compatible with the old model")
+        elif progress.zero_shot > progress.best:
             log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")
         elif progress.best_epoch == 0:
             log(f"no epoch had a higher {metric} than before training: the model is the untrained one")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.embedding_reader import EmbeddingReader, embed_several
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.export import export_source
+    from vicinal.workflows.individuals import apply_identity_decisions, enrolled_quality
     from vicinal.workflows.model_costs import PretrainedModel, describe_model, measured_speed, model_names
     from vicinal.workflows.models import load_model, load_refiner
     from vicinal.workflows.ray_job import embed_on_ray
@@ -49,11 +50,13 @@ __all__ = [
     "SweepSettings",
     "TuneResult",
     "TuneSettings",
+    "apply_identity_decisions",
     "calibrate_source",
     "describe_model",
     "embed_on_ray",
     "embed_several",
     "embed_shard",
+    "enrolled_quality",
     "evaluate_sources",
     "export_source",
     "find_problems_of_source",

@@ -43,8 +43,8 @@ from vicinal.workflows.settings import REVISITED, VEHICLE_ID, EvaluationSettings
 
 MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
 
-MakeReranking = Callable[[EmbeddedTable], Reranking]
-"""Makes the re-ranking or refinement of some embeddings."""
+MakeReranking = Callable[[str, EmbeddedTable], Reranking]
+"""Makes the re-ranking or refinement of the embeddings of a source."""
 Combine = Literal["compare", "average"]
 
 
@@ -109,7 +109,7 @@ def evaluate_sources(
             if settings.open_set and calibrations is not None:
                 before = _with_identification(before, embedded, settings, calibrations[name])
         if make_reranking is not None:
-            after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(embedded))
+            after = evaluate_by_protocol(embedded.vectors, embedded.table, rerank=make_reranking(name, embedded))
         evaluated.append(EvaluatedSource(name, embedded.table, before, after, embedded.cost))
     return evaluated
 

@@ -94,7 +94,7 @@ class Plan(NamedTuple):
     counts: dict[str, int]
 
 
-def apply_decisions(
+def apply_identity_decisions(
     place: str | Path,
     table: Table,
     decisions: str | Path,

@@ -11,6 +11,28 @@ from vicinal.utils.errors import InputError
 
 
 @dataclass(frozen=True)
+class LocalSettings:
+    """How local features are computed.
+
+    Args:
+        size: side of the square from the center of an image that is divided into patches, in pixels; a larger one gives
+            more patches. None takes that of the model.
+        layer: the feature map of the model whose positions are the patches: the last, or the previous one, which has
+            four times as many in a convolutional network.
+        dim: dimensions of a patch after whitening, one byte each; 0 takes the feature map as it is.
+    """
+
+    size: int | None = None
+    layer: Literal["previous", "last"] = "previous"
+    dim: int = 64
+
+    def __post_init__(self) -> None:
+        check_nonnegative(self, dim=self.dim)
+        if self.size is not None:
+            check_positive_integer(self, size=self.size)
+
+
+@dataclass(frozen=True)
 class CalibrationSettings:
     """The options of a calibration.
 

@@ -103,6 +103,8 @@ def upgrade_index(
     index = _opened(folder, timeout)
     if index.refiner_fingerprint is not None:
         raise InputError(f"{folder} holds refined embeddings, and its refiner is for its model; build the index again")
+    if index.local_settings is not None:
+        raise InputError(f"{folder} stores local features of its model; build the index again with --local")
     if reader.fingerprint == index.model_fingerprint:
         raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
     with _work(index, reader, part_size) as work:

@@ -18,7 +18,7 @@ from vicinal.report.page import proposals
 from vicinal.retrieval import enrolled_photos, identify
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
-from vicinal.workflows.individuals import apply_decisions
+from vicinal.workflows.individuals import apply_identity_decisions
 
 BAR = "document.getElementById('review-count').textContent"
 WHO = [0, 0, 3, 3, 1, 4]
@@ -54,7 +54,7 @@ class Station:
         def embed(rows: np.ndarray) -> EmbeddedTable:
             return EmbeddedTable(self.vectors[rows], self.photos.take(rows), "v.npy")
 
-        return apply_decisions(self.folder / "gallery", self.photos, decisions, embed)
+        return apply_identity_decisions(self.folder / "gallery", self.photos, decisions, embed)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.data.condition_cases import CASES, FRAME, OF_COLUMNS, WRONG
 from tests.retrieval.remote.conftest import Backend
 from vicinal import Index, Table
 from vicinal.data import matching_rows
-from vicinal.retrieval import match_images, search_images, top_k
+from vicinal.retrieval import identify, match_images, search_images, top_k
 from vicinal.retrieval.calibration import example_calibration
 from vicinal.retrieval.index.verification import verify_index
 from vicinal.retrieval.search import plain_records
@@ -243,9 +243,12 @@ def test_what_an_index_says_about_itself_is_kept(backend: Backend) -> None:
     backend.build(vectors(5), table(5), model_fingerprint="ab")
     with Index.open(backend.place) as index:
         index.calibration = example_calibration()
-        index.root = "/photos"
+        index.root, index.unsure = "/photos", ["/photos/b.png", "/photos/a.png"]
     index = Index.load(backend.place)
     assert (index.calibration, index.root) == (example_calibration(), "/photos")
+    assert index.unsure == ["/photos/a.png", "/photos/b.png"]
+    found = identify(index, vectors(5), Table(pd.DataFrame(index=range(5))), min_score=0.99)
+    assert found["identity"].tolist() == table(5).frame["label"].tolist()
     with pytest.raises(InputError, match="the index was built with embeddings of the model ab"):
         index.check_model("cd")
 

@@ -56,7 +56,7 @@ class BinaryEngine:
         return cls(means, np.empty((0, -(-vectors.dim // 8)), np.uint8))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> BinaryEngine:
+    def from_bytes(cls, data: bytes | memoryview) -> BinaryEngine:
         """Read what :meth:`to_bytes` returned."""
         start = struct.calcsize(HEADER)
         _, count, dim = struct.unpack(HEADER, data[:start])

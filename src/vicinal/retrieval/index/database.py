@@ -2,9 +2,10 @@
 
 Tables: `settings` (JSON values by name), `columns` (the user's columns: the name of each in `items`, and the kind of
 its values), `items` (one row per image that can be found), `changes` (float32 vectors that the vector files do not hold
-yet), `requests` (the ids that answered requests with a key), and after an upgrade `previous_changes` (those of the
-generation before). A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1,
-a missing value as NULL.
+yet), `requests` (the ids that answered requests with a key), `local_features` (codes of images, in an index that stores
+them; those of an item are deleted with it), and after an upgrade `previous_changes` (those of the generation before).
+A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1, a missing value as
+NULL.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
 FIRST_PAGES = 4  # of a copy, which are written before all is checked; every database has more
 Columns = dict[str, tuple[str, ColumnKind]]
 """The name in `items` and the kind of each column."""
-TABLES = ("settings", "columns", "items", "changes", "requests", "previous_changes")
+TABLES = ("settings", "columns", "items", "changes", "requests", "local_features", "previous_changes")
+CODES_SCHEMA = """
+CREATE TABLE IF NOT EXISTS local_features (id INTEGER PRIMARY KEY, codes BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS items_deleted AFTER DELETE ON items
+BEGIN DELETE FROM local_features WHERE id = old.id; END
+"""
 
 
 class Database:
@@ -436,6 +442,41 @@ class Database:
         is_refined = bool(rows) and rows[0][2] is not None
         unrefined = np.frombuffer(b"".join(row[2] for row in rows), "<f4").reshape(-1, dim) if is_refined else None
         return vectors, unrefined
+
+    # local features
+
+    def create_codes(self) -> None:
+        """Make room for codes of local features, if there is none yet."""
+        table, trigger = CODES_SCHEMA.split(";", 1)
+        with self.reading() as connection:
+            connection.execute(table)
+            connection.execute(trigger)
+
+    def delete_codes(self) -> None:
+        """Delete all codes of local features."""
+        with self.reading() as connection:
+            connection.execute("DELETE FROM local_features")
+
+    def write_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
+        """Keep codes of items; those of ids that do not exist any more are left out."""
+        rows = zip(ids.tolist(), codes, strict=True)
+        insert = "INSERT OR REPLACE INTO local_features SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM items WHERE id = ?1)"
+        with self.reading() as connection:
+            connection.executemany(insert, rows)
+
+    def codes(self, ids: Integers) -> dict[int, bytes]:
+        """The codes of items that have some, by their ids."""
+        found: dict[int, bytes] = {}
+        with self.reading() as connection:
+            for start in range(0, len(ids), CHUNK):
+                some = ids[start : start + CHUNK].tolist()
+                marks = ", ".join("?" * len(some))
+                found |= connection.execute(f"SELECT id, codes FROM local_features WHERE id IN ({marks})", some)
+        return found
+
+    def ids_without_codes(self) -> Integers:
+        """The ids of the items that have no codes, ascending, int64 [n]."""
+        return self.ids("id NOT IN (SELECT id FROM local_features)")
 
     # requests
 

@@ -187,7 +187,7 @@ def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEng
     return FaissEngine.create(kind, vectors)
 
 
-def read_codes(kind: object, data: bytes) -> CodesEngine:
+def read_codes(kind: object, data: bytes | memoryview) -> CodesEngine:
     """Return the engine without rescoring that `to_bytes` wrote."""
     if kind == "binary":
         from vicinal.retrieval.index.binary_engine import BinaryEngine
@@ -198,7 +198,7 @@ def read_codes(kind: object, data: bytes) -> CodesEngine:
     return FaissEngine.from_bytes(data)
 
 
-def read_engine(kind: object, data: bytes, store: HalfStore | None, rescore: int) -> Engine:
+def read_engine(kind: object, data: bytes | memoryview, store: HalfStore | None, rescore: int) -> Engine:
     """Return the engine of an index's files."""
     codes = read_codes(kind, data)
     return codes if store is None else RescoringEngine(codes, store, rescore)

@@ -43,6 +43,7 @@ CLASSES = {
     "rabitq": faiss.IndexIVFRaBitQ,
 }
 DUPLICATES = b"VDUP"  # before a graph in a file: the node of each vector, where some vectors are identical
+READ_BLOCK = 2**20  # bytes of a file that are read at a time
 LISTED = (faiss.IndexIVFPQ, faiss.IndexIVFRaBitQ)
 
 
@@ -90,10 +91,11 @@ class FaissEngine:
         return cls(makers[kind](vectors))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> FaissEngine:
+    def from_bytes(cls, data: bytes | memoryview) -> FaissEngine:
         """Read what :meth:`to_bytes` returned."""
-        nodes, data = _split_nodes(data)
-        engine = cls(faiss.deserialize_index(np.frombuffer(data, dtype=np.uint8)))
+        nodes, data = _split_nodes(memoryview(data))
+        # In blocks: `faiss.deserialize_index` would copy all of it first.
+        engine = cls(faiss.read_index(faiss.PyCallbackIOReader(_BytesReader(data).read, READ_BLOCK)))
         if nodes is not None:
             engine._nodes = _Nodes(nodes)
         return engine
@@ -280,7 +282,19 @@ def _cells(rows: Floats) -> Integers:
     return np.floor(rows @ directions / CELL).astype(np.int64) @ 257 ** np.arange(PROJECTIONS)
 
 
-def _split_nodes(data: bytes) -> tuple[Integers | None, bytes]:
+class _BytesReader:
+    """Bytes that are read one part after the other, each copied when it is read."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._rest = data
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`."""
+        block, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(block)
+
+
+def _split_nodes(data: memoryview) -> tuple[Integers | None, memoryview]:
     """The node of each vector, if the bytes begin with them, and the bytes of the graph."""
     if data[:4] != DUPLICATES:
         return None, data

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import folder_time, write_blocks
+from vicinal.utils.files import file_digest, folder_time, write_blocks
 from vicinal.utils.memory import check_memory
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
 VECTORS, CONTEXT, ORIGINALS = "vectors", "context", "originals"
 SUFFIXES = {VECTORS: ".faiss", CONTEXT: ".faiss", ORIGINALS: ".f16"}
 STALE_SECONDS = 3600.0  # a file that no database names for so long was written by a process that was killed
-READ_BLOCK = 2**20
 MAX_GATHERED = 8192  # neighbor vectors in memory at a time
-COPIES = 2  # of a file in memory: its bytes, and the engine
 Names = dict[str, list[str]]
 """The name and the SHA-256 of the file of each part."""
 
@@ -63,32 +62,30 @@ def write_part(folder: Path, part: str, blocks: Iterable[bytes | memoryview]) ->
     return [name, digest.hexdigest()]
 
 
-def read_part(folder: Path, names: Names, part: str) -> bytes:
-    """The content of a file.
+def read_part(folder: Path, names: Names, part: str) -> memoryview:
+    """The content of a file, mapped into memory: pages of it take no memory of the process.
 
     Raises:
         FileNotFoundError: it is not there, perhaps because another process has just replaced it.
         InputError: it is damaged.
     """
     path = folder / names[part][0]
-    check_memory(COPIES * path.stat().st_size, str(path))
-    data = path.read_bytes()
-    _check(path, hashlib.sha256(data).hexdigest(), names[part][1])
-    return data
+    check_memory(path.stat().st_size, str(path))
+    _check(path, names[part][1])
+    with path.open("rb") as file:
+        return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
 
 
 def open_originals(folder: Path, names: Names, dim: int) -> HalfStore:
     """The vectors beside codes, which stay in their file; raises as :func:`read_part`."""
-    path, digest = folder / names[ORIGINALS][0], hashlib.sha256()
+    path = folder / names[ORIGINALS][0]
+    _check(path, names[ORIGINALS][1])
     with path.open("rb") as file:
-        while block := file.read(READ_BLOCK):
-            digest.update(block)
-        _check(path, digest.hexdigest(), names[ORIGINALS][1])
         return HalfStore.from_file(file, dim)
 
 
-def _check(path: Path, digest: str, expected: str) -> None:
-    if digest != expected:
+def _check(path: Path, expected: str) -> None:
+    if file_digest(path) != expected:
         raise InputError(f"{path} is damaged: its content differs from its digest; build the index again")
 
 

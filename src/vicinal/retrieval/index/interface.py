@@ -95,7 +95,13 @@ class ImageIndex(ABC):
         names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
         calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
         root = {} if self.root is None else {"root": self.root}
-        return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated}
+        local = {} if self.local_settings is None else {"local features": self._local_facts(self.local_settings)}
+        return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated, **local}
+
+    @staticmethod
+    def _local_facts(settings: Mapping[str, Any]) -> str:
+        rows, columns = settings["grid"]
+        return f"{rows} x {columns} patches of {settings['dim']} bytes, weight {settings['weight']:g}"
 
     @abstractmethod
     def _further_facts(self) -> dict[str, Any]: ...
@@ -426,6 +432,15 @@ class ImageIndex(ABC):
     @abstractmethod
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
+
+    def local_codes(self, ids: Integers) -> dict[int, bytes]:
+        """Return the stored codes of local features of those ids that have some, see `vicinal index build --local`."""
+        return {}
+
+    @property
+    def local_settings(self) -> dict[str, Any] | None:
+        """How the local features that the index stores are computed; None without any."""
+        return self._settings.get("local_features")
 
     @abstractmethod
     def present(self, ids: npt.ArrayLike) -> Integers:

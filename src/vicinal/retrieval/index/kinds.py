@@ -10,7 +10,7 @@ from vicinal.utils.errors import InputError
 Kind = Literal["exact", "hnsw", "sq8", "ivfpq", "rabitq", "binary"]
 
 HNSW_LINKS = 32  # per vector
-HNSW_BUILD, HNSW_SEARCH = 100, 128  # breadth of the graph search while building and while searching
+HNSW_BUILD, HNSW_SEARCH = 100, 160  # breadth of the graph search while building and while searching
 IVF_PROBES = 32  # inverted lists visited
 DEFAULT_RESCORE: dict[str, int] = {"sq8": 4, "ivfpq": 10, "rabitq": 20, "binary": 40}
 """Candidates per neighbor, by the kind of the codes."""

@@ -1,4 +1,5 @@
-"""Re-ranking: rankings are improved by the neighbors that query and gallery images have in common.
+"""Re-ranking: rankings are improved by the neighbors that query and gallery images have in common, or by
+their patches.
 
 Flags and requests name the methods; the methods themselves import torch.
 """
@@ -11,5 +12,6 @@ RERANKINGS = {
     "query-expansion": "QueryExpansion",
     "database-augmentation": "DatabaseAugmentation",
     "neighbor-average": "NeighborAverage",
+    "local": "LocalReranking",
 }
 """Name -> class in :mod:`vicinal.retrieval`."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +121,14 @@ class Reranking(ABC):
         Raises:
             InputError: the method asks for more neighbors than the gallery has.
         """
+
+    def among(self, rows: Integers) -> Reranking:
+        """The method for a gallery that consists of some rows of the one that it was made for."""
+        return self
+
+    def explain(self, query: int, rows: Integers) -> list[dict[str, Any]]:
+        """Further values about the matches of a query, by the rows of both; one dictionary per match."""
+        return [{} for _ in rows]
 
     def _check_counts(self, *names: str) -> None:
         """Store the arguments of these names as integers of Python, and refuse other types and values below 1."""

@@ -2,6 +2,7 @@
 import { byId, counted, element } from "./elements.js";
 import * as matches from "./matches.js";
 import * as options from "./options.js";
+import * as parts from "./parts.js";
 import { pictureIn, readPicture } from "./picture.js";
 import { Region } from "./region.js";
 import * as server from "./server.js";
@@ -26,6 +27,7 @@ async function start() {
   }
   describe(index);
   options.showOptions(index);
+  parts.offer(index.local);
   options.sayChosen();
   say(NOTHING);
   const linked = /^#item-(\d+)$/.exec(window.location.hash);
@@ -130,9 +132,9 @@ function begin() {
 }
 
 // What is shown.
-function showAnswer({ answer }, { isNew, signal }) {
+function showAnswer({ answer, query }, { isNew, signal }) {
   const hadFocus = byId("matches").contains(document.activeElement) || document.activeElement === document.body;
-  matches.show(answer, (match) => searchItem(match.id));
+  matches.show(answer, query, (match) => searchItem(match.id));
   say(matches.counting(answer));
   if (isNew) goToResults(hadFocus);
   matches.loadPictures({ signal }).catch(() => {}); // another search took over

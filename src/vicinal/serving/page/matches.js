@@ -1,5 +1,6 @@
 // The neighbors that were found: picture, label, score and probability of each, and the decision.
 import { counted, element, byId } from "./elements.js";
+import * as parts from "./parts.js";
 import { picture } from "./server.js";
 
 const MAX_COLUMNS = 2; // below a picture
@@ -24,12 +25,16 @@ export function decision({ matches, is_match: isMatch, label }) {
   return `Match: ${label ?? nameOf(best)}${sure}`;
 }
 
-export const counting = ({ matches }) => (matches.length ? `${counted(matches.length, "neighbor")} found.` : "Nothing was found.");
+export function counting({ matches }) {
+  if (!matches.length) return "Nothing was found.";
+  const found = `${counted(matches.length, "neighbor")} found.`;
+  return matches.every(({ patches }) => patches?.length === 0) ? `${found} None has a part in common with the picture.` : found;
+}
 
-export function show(answer, onChoose) {
+export function show(answer, query, onChoose) {
   const list = byId("matches");
   forget();
-  list.replaceChildren(...answer.matches.map((match, at) => cell(match, at === 0 ? answer.is_match : null, onChoose)));
+  list.replaceChildren(...answer.matches.map((match, at) => cell(match, query, at === 0 ? answer.is_match : null, onChoose)));
   byId("go-on").hidden = !answer.matches.length;
   byId("decision").hidden = !answer.matches.length;
   byId("decision").textContent = decision(answer);
@@ -42,7 +47,7 @@ export function forget() {
   for (const id of ["go-on", "decision"]) byId(id).hidden = true;
 }
 
-function cell(match, isMatch, onChoose) {
+function cell(match, query, isMatch, onChoose) {
   const kind = { true: " match", false: " mismatch" }[isMatch] ?? "";
   const lines = [
     element("strong", { className: "name", textContent: nameOf(match), dir: "auto" }),
@@ -58,7 +63,8 @@ function cell(match, isMatch, onChoose) {
     element("span", { className: "picture" }, element("img", { alt: "" })), ...lines);
   button.dataset.id = match.id;
   button.addEventListener("click", () => onChoose(match));
-  return element("li", {}, button);
+  if (!match.patches) return element("li", {}, button);
+  return element("li", {}, button, parts.button(match.patches, query, () => button.querySelector("img")?.src));
 }
 
 export const further = ({ columns }) =>

@@ -65,7 +65,8 @@ export function settings() {
   const fields = new FormData(form());
   const filter = condition(fields);
   const groupBy = fields.get("group_by");
-  return { k: Number(fields.get("k")), ...(filter && { filter }), ...(groupBy && { group_by: groupBy }) };
+  const parts = fields.get("parts") && { rerank: "local" };
+  return { k: Number(fields.get("k")), ...(filter && { filter }), ...(groupBy && { group_by: groupBy }), ...parts };
 }
 
 function condition(fields) {

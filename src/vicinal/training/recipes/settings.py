@@ -170,6 +170,10 @@ class TrainingSettings(BaseSettings):
             while classes that it does not have get random centers.
         sample_selection: training with noisy labels.
         transition: the transition matrix of the loss ForwardCorrection.
+        compatible_with: the run or model folder of an old model, of the same dimension: the new embeddings are also
+            trained to be near the old ones of their class, so that new queries can be compared with gallery vectors of
+            the old model (Shen et al., CVPR 2020); null: none.
+        compatible_weight: weight of that term of the loss.
         freeze_backbone_epochs: number of first epochs in which the backbone is frozen.
         fine_tuning: which parameters of the backbone are trained.
         gradient_checkpointing: whether the activations within each block of the backbone are computed again in the
@@ -177,8 +181,8 @@ class TrainingSettings(BaseSettings):
         compile: whether the backbone is compiled by torch.compile, at its first use in training and in evaluation.
         features: "trained"; or "frozen": every image is passed once through backbone and pooling, without augmentation,
             and the head alone is trained, on these features.
-        feature_cache: folder in which frozen features are kept, for all runs with the same backbone and images; null:
-            the folder features in VICINAL_DATA, else in ~/.cache/vicinal.
+        feature_cache: folder in which frozen features, and those of the model of compatible_with, are kept, for all
+            runs with the same backbone and images; null: the folder features in VICINAL_DATA, else in ~/.cache/vicinal.
         feature_dtype: type of the kept numbers, float32 or float16.
         devices: number of devices of a node, with one training process each; null: as many as torchrun or SLURM started
             processes on each node, or else 1.
@@ -200,6 +204,8 @@ class TrainingSettings(BaseSettings):
     centers: str = "random"
     sample_selection: SampleSelection = field(default_factory=SampleSelection)
     transition: TransitionSettings = field(default_factory=TransitionSettings)
+    compatible_with: str | None = None
+    compatible_weight: float = 1.0
     freeze_backbone_epochs: int = 0
     fine_tuning: FineTuning = field(default_factory=FineTuning)
     gradient_checkpointing: bool = False
@@ -225,6 +231,9 @@ class TrainingSettings(BaseSettings):
         fits = size == 1 or self.transform.longest is None or self.features == "frozen"
         require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
+        require(self.compatible_weight > 0, "compatible_weight", self.compatible_weight, "above 0")
+        if self.compatible_with is None:
+            require_left_out(self, "", ("compatible_weight",), "compatible_with is given")
         self._check_hierarchy()
         self._check_strategy()
         check_frozen_settings(self)
@@ -276,7 +285,9 @@ NO_AUGMENTATION: dict[str, Any] = {
 def check_frozen_settings(settings: TrainingSettings) -> None:
     """Raise InputError if a setting of a run has no effect with its `features`."""
     if settings.features == "trained":
-        return require_left_out(settings, "", ("feature_cache", "feature_dtype"), "features is frozen")
+        if settings.compatible_with is None:
+            require_left_out(settings, "", ("feature_cache",), "features is frozen or compatible_with is given")
+        return require_left_out(settings, "", ("feature_dtype",), "features is frozen")
     require_left_out(settings, "", ("freeze_backbone_epochs",), "features is trained: frozen is frozen throughout")
     unless = "features is trained: frozen trains the head only"
     require_left_out(settings.optimizer.lr_factors, "optimizer.lr_factors.", ("backbone", "pooling"), unless)

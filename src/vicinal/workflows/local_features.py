@@ -1,0 +1,161 @@
+"""Local features of embedded images, for re-ranking."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from vicinal.data.images.transforms import ImageTransform
+from vicinal.data.table import Table
+from vicinal.evaluation.reranking_weight import choose_weight
+from vicinal.models import Embedder
+from vicinal.models.feature_maps import patch_transform
+from vicinal.models.module_embedder import ModuleEmbedder
+from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.reranking.local import LocalReranking
+from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
+from vicinal.utils.console import counted, log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.settings import LocalSettings
+
+MEBIBYTE = 2**20
+BLOCK_SIZE = 1_000  # images whose local features are stored together
+
+
+def learn_encoder(model: object, images: Table, settings: LocalSettings, source: str) -> LocalEncoder:
+    """The encoder of local features by a model, whose whitening is learned on some images.
+
+    Args:
+        model: that of the embeddings.
+        images: those that are searched.
+        settings: of the local features.
+        source: the name of the images, for messages.
+
+    Raises:
+        InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
+    """
+    if not isinstance(model, Embedder) or isinstance(model, ModuleEmbedder):
+        raise InputError(
+            f"{source}: local features come from images and a model of a timm backbone, not from stored embeddings or "
+            "an exported model; name the images, and the model with --model"
+        )
+    return LocalEncoder.fit(model, images, settings.dim or None, settings.size, settings.layer)
+
+
+def with_local_features(
+    method: LocalReranking,
+    embedded: EmbeddedTable,
+    settings: LocalSettings,
+    source: str,
+    validation: EmbeddedTable | None = None,
+) -> LocalReranking:
+    """A re-ranking of embedded images with their local features; what these cost is logged.
+
+    Args:
+        method: the re-ranking.
+        embedded: the images, with the model that embedded them.
+        settings: of the local features.
+        source: the name of the images, for messages.
+        validation: images of other classes, by which the weight is chosen; None: it is that of `method`.
+
+    Raises:
+        InputError: as :func:`learn_encoder` and :func:`~vicinal.evaluation.choose_weight`.
+    """
+    encoder = learn_encoder(embedded.origin, embedded.table, settings, source)
+    features = encoder.features(embedded.table)
+    method = method.with_features(features)
+    log_cost(method, encoder, len(embedded.table))
+    if validation is None:
+        return method
+    inputs = validation.vectors, validation.table
+    choice = choose_weight(*inputs, method.with_features(encoder.features(validation.table)))
+    classes = counted(len(validation.table.classes), "validation class", "validation classes")
+    log(f"local features, by {classes}: {choice}")
+    return replace(method, weight=choice.weight)
+
+
+def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> None:
+    """Log the memory and the time per query of a re-ranking by local features."""
+    patches, dim = encoder.shape
+    log(
+        f"local features: {patches} patches of {dim} bytes, {num_images * patches * dim / MEBIBYTE:,.1f} MiB for "
+        f"{counted(num_images, 'image')}; comparing a query with {min(method.k, num_images)} images takes about "
+        f"{1000 * method.seconds_per_query():.0f} ms"
+    )
+
+
+def store_local_features(index: Index, encoder: LocalEncoder, weight: float) -> None:
+    """Let an index in a folder store local features, and compute those of its images.
+
+    Raises:
+        InputError: an image cannot be read; those before it are stored.
+        OSError: they cannot be written.
+    """
+    index.store_local_codes({**encoder.to_settings(), "weight": weight})
+    fill_local_features(index, encoder)
+
+
+def fill_local_features(index: Index, encoder: LocalEncoder) -> None:
+    """Compute and store the local features of the images of an index whose local features are not stored yet.
+
+    They are stored a block at a time; what others delete meanwhile is left out.
+    """
+    missing = index.ids_without_local_codes()
+    for start in range(0, len(missing), BLOCK_SIZE):
+        codes = encode_items(index, missing[start : start + BLOCK_SIZE], encoder)
+        ids = np.array(list(codes), np.int64)
+        index.add_local_codes(ids, [each.tobytes() for each in codes.values()])
+
+
+def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:
+    """The encoder of the local features that an index stores, by its model; None if it stores none, or without one."""
+    if index.local_settings is None or not isinstance(model, Embedder):
+        return None
+    return LocalEncoder.from_settings(model, index.local_settings)
+
+
+class LocalSearch:
+    """Searches an index with re-ranking by local features: those that it stores, or else computed when needed.
+
+    Args:
+        index: the index, whose images have paths.
+        model: that of the index.
+        settings: of the local features; None: those of the index, or else the defaults.
+        method: the re-ranking.
+        weight: of the matching patches; None: that of the index, or else that of `method`.
+
+    Raises:
+        InputError: as :func:`learn_encoder`; no image of the index has a path; or there are settings, but the index
+            has its own.
+    """
+
+    def __init__(
+        self,
+        index: ImageIndex,
+        model: object,
+        settings: LocalSettings | None,
+        method: LocalReranking,
+        weight: float | None = None,
+    ) -> None:
+        encoder, stored = stored_encoder(index, model), index.local_settings
+        if encoder is not None and settings is not None:
+            raise InputError("the index stores its local features; leave out the options --local.size, layer and dim")
+        if encoder is None:
+            encoder = learn_encoder(model, some_images(index), settings or LocalSettings(), "the queries")
+        if weight is None and stored is not None:
+            weight = stored["weight"]
+        self._method = method if weight is None else replace(method, weight=weight)
+        self._encoder, self._gallery = encoder, IndexFeatures(index, encoder)
+        log_cost(self._method.with_features(self._gallery), encoder, len(index))
+
+    @property
+    def transform(self) -> ImageTransform:
+        """Of the images that are divided into patches."""
+        return patch_transform(self._encoder.model, self._encoder.size)
+
+    def reranking(self, queries: Table) -> LocalReranking:
+        """The re-ranking of some queries."""
+        return self._method.with_features(self._encoder.features(queries), self._gallery)

@@ -1,0 +1,117 @@
+"""Searches of the service that are re-ranked by the local features that an index stores."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from tests.serving.service import client_of, noise, picture, save_index, vector_list
+from vicinal import Embedder, Index, Table
+from vicinal.retrieval import LocalEncoder, LocalReranking, search_images
+from vicinal.retrieval.reranking.local_features import IndexFeatures
+from vicinal.workflows.local_features import store_local_features
+
+
+@pytest.fixture
+def place(tmp_path: Path, model: Embedder) -> Path:
+    """An index of pictures of noise that stores local features of a larger size than that of the model."""
+    for number in range(12):
+        (tmp_path / f"{number}.png").write_bytes(noise(number))
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(12)]}))
+    index = Index.build(model.embed(table, progress=False), table, model_fingerprint=model.fingerprint())
+    index.save(tmp_path / "index")
+    with Index.load(tmp_path / "index") as saved:
+        store_local_features(saved, LocalEncoder.fit(model, table, dim=6, size=64), weight=2.0)
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def local(place: Path, model: Embedder) -> Iterator[TestClient]:
+    with client_of(place, model) as client:
+        yield client
+
+
+def search(client: TestClient, **body) -> dict:
+    answer = client.post("/search", json={"rerank": "local", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_an_image_is_found_by_its_patches_as_in_python(local: TestClient, place: Path, model: Embedder) -> None:
+    by_image, by_id = search(local, image=encoded(noise(5)), k=12), search(local, id=5, k=12)
+    assert by_image["matches"][0]["id"] == by_id["matches"][0]["id"] == "5"
+    assert by_image["matches"][0]["score"] == pytest.approx(3, abs=0.02)  # similarity 1, and 2 for all patches
+    for place_of in by_image["matches"][0]["patches"], by_id["matches"][0]["patches"]:
+        assert len(place_of) == 16  # each patch matches itself
+        assert all(patch[:2] == patch[2:4] and patch[4] == pytest.approx(1, abs=0.01) for patch in place_of)
+        assert place_of[1][:2] == [0.375, 0.125]  # the second patch of the first row
+    assert "matching_patches" not in by_id["matches"][0]["columns"]
+    with Index.load(place) as index:
+        encoder = LocalEncoder.from_settings(model, index.local_settings)
+        table = Table(pd.DataFrame({"path": [str(place.parent / "5.png")]}))
+        method = LocalReranking(weight=2.0).with_features(encoder.features(table), IndexFeatures(index))
+        wanted = search_images(index, model.embed(table, progress=False), table, 12, reranking=method)[0].matches
+    assert [match["id"] for match in by_image["matches"]] == [str(match["id"]) for match in wanted]
+    np.testing.assert_allclose(
+        [match["score"] for match in by_image["matches"]], [match["score"] for match in wanted], atol=0.02
+    )
+    assert "patches" not in local.post("/search", json={"id": 5}).json()["matches"][0]
+    assert local.get("/info").json()["local"] == {"grid": [4, 4], "square": pytest.approx(64 / 73), "weight": 2}
+
+
+def test_added_items_have_local_features_and_deleted_ones_none(local: TestClient, place: Path) -> None:
+    added = local.post("/items", json={"image": encoded(noise(77))}).json()["ids"][0]
+    found = search(local, image=encoded(noise(77)), k=1)["matches"][0]
+    assert (found["id"], len(found["patches"])) == (added, 16)
+    by_vector = local.post("/items", json={"vector": vector_list(1)}).json()["ids"][0]  # which has no image
+    answer = local.post("/search", json={"rerank": "local", "id": by_vector})
+    assert (answer.status_code, answer.json()["detail"]) == (422, f"rerank: item {by_vector} has no local features")
+    assert search(local, id=5, k=14)["count"] == 14  # among items without local features too
+    local.request("DELETE", "/items", json={"ids": [added]})
+    with Index.load(place) as index:
+        assert sorted(index.local_codes(np.arange(14))) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"vector": vector_list(1)},
+            "rerank: local features are of an image; give image, url or id, no vector",
+        ),
+        ({"id": 99}, "no item 99; it was never added or is deleted"),
+    ],
+)
+def test_queries_without_local_features(local: TestClient, body: dict, message: str) -> None:
+    answer = local.post("/search", json={"rerank": "local", **body})
+    assert answer.status_code in (404, 422)
+    assert answer.json()["detail"] == message
+
+
+def test_an_index_or_a_service_without_local_features(place: Path, tmp_path: Path) -> None:
+    with client_of(place) as client:  # without a model, items have local features still
+        assert search(client, id=3, k=1)["matches"][0]["id"] == "3"
+        answer = client.post("/search", json={"rerank": "local", "image": encoded(picture())})
+        assert answer.json()["detail"] == "this service has no model; it takes vectors and ids"
+    (tmp_path / "other").mkdir()
+    with client_of(save_index(tmp_path / "other")) as client:
+        answer = client.post("/search", json={"rerank": "local", "id": 3})
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == "rerank: the index stores no local features; build it with --local"
+
+
+def test_pictures_are_decoded_for_both_sizes(local: TestClient, tmp_path: Path) -> None:
+    Image.effect_noise((300, 200), 60).convert("CMYK").save(tmp_path / "large.jpg")
+    found = search(local, image=encoded((tmp_path / "large.jpg").read_bytes()), box=[10, 10, 100, 100], k=3)
+    assert found["count"] == 3

@@ -1,0 +1,198 @@
+"""Backward-compatible training: the loss against its formula, processes, micro-batches, resuming, and invalid input."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.conftest import SMALL
+from tests.processes import Results, run_groups
+from tests.training.interruption import interrupt_in_step
+from tests.training.runs import trainer, weights
+from vicinal.cli.main import main
+from vicinal.losses import ContrastiveLoss, NormSoftmaxLoss
+from vicinal.models import Embedder
+from vicinal.similarity.pair_source import PairSource
+from vicinal.training import Recipe, feature_cache, resume, train
+from vicinal.training.class_centers import losses_with_centers
+from vicinal.training.compatibility import CompatibilityLoss
+from vicinal.training.large_batch import embed_in_micro_batches
+from vicinal.utils import distributed
+from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.run_folder import RunFolder
+
+CLASSES, DIM, SIZE = 5, 6, 24
+
+
+def loss_of(centers: Tensor) -> CompatibilityLoss:
+    loss = CompatibilityLoss(CLASSES, DIM, scale=7.0).double()
+    loss.set_old_centers(centers)
+    return loss
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(SIZE, 8, dtype=torch.float64, generator=generator)
+    centers = torch.randn(CLASSES, DIM, dtype=torch.float64, generator=generator)
+    return images, torch.arange(SIZE) % CLASSES, centers
+
+
+def by_hand(embeddings: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
+    """The formula, one anchor at a time."""
+    values = []
+    for x, label in zip(embeddings, labels, strict=True):
+        logits = torch.stack([7.0 * (x @ o) / (x.norm() * o.norm()) for o in centers])
+        values.append(-(logits[label].exp() / logits.exp().sum()).log())
+    return torch.stack(values)
+
+
+def test_value_and_gradient_are_those_of_the_formula() -> None:
+    images, labels, centers = batch()
+    mine, reference = (images[:, :DIM].clone().requires_grad_() for _ in range(2))
+    loss, expected = loss_of(centers), by_hand(reference, labels, centers)
+    value = loss(mine, labels)
+    torch.testing.assert_close(value, expected.mean(), rtol=1e-12, atol=0)
+    value.backward(), expected.mean().backward()
+    torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-10, atol=1e-14)
+    source = PairSource.from_batch(mine.detach(), labels)
+    torch.testing.assert_close(loss.anchor_values(source), expected.detach(), rtol=1e-12, atol=0)
+
+
+class System(nn.Module):
+    """A model and a loss with the term, as the trainer has them."""
+
+    def __init__(self, micro_batch_size: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model, self.size = nn.Linear(8, DIM).double(), micro_batch_size
+        self.loss = ContrastiveLoss() + 0.5 * loss_of(batch()[2])
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        embeddings = embed_in_micro_batches(self.model, x, self.size)
+        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels))
+
+
+def gradients(rank: int = 0, world: int = 1, micro_batch_size: int | None = None) -> list[Tensor]:
+    system, (x, labels, _) = System(micro_batch_size), batch()
+    module = system if world == 1 else DistributedDataParallel(system)
+    mine = slice(rank * SIZE // world, (rank + 1) * SIZE // world)
+    value = torch.stack([*module(x[mine], labels[mine]).values()]).sum()
+    value.backward()
+    return [distributed.all_reduce_mean(value.detach()), *(each.grad for each in system.parameters())]
+
+
+def together(rank: int, world: int) -> dict[str, Any]:
+    return {"whole": gradients(rank, world), "micro": gradients(rank, world, 3)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_groups(together, (3,), tmp_path_factory.mktemp("processes"))
+
+
+@pytest.mark.parametrize("name", ["whole", "micro"])
+def test_processes_and_micro_batches_give_the_gradient_of_the_whole_batch(results: Results, name: str) -> None:
+    for result in results[3]:
+        torch.testing.assert_close(result[name], gradients(), rtol=1e-10, atol=1e-13)
+
+
+def test_centers_of_a_run_have_the_names_of_one_without_the_term() -> None:
+    loss = NormSoftmaxLoss(CLASSES, DIM) + CompatibilityLoss(CLASSES, DIM)
+    assert list(losses_with_centers(loss)) == [""]
+
+
+@pytest.fixture(scope="module")
+def old_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(
+        Recipe.load(overrides=[f"--data.source={photos}", *SMALL, "--epochs=1", "--seed=5"]),
+        tmp_path_factory.mktemp("old") / "run",
+    )
+
+
+@pytest.fixture
+def settings(small: list[str], old_run: RunFolder, tmp_path: Path) -> list[str]:
+    return [*small, "--epochs=3", f"--compatible_with={old_run.path}", f"--feature_cache={tmp_path / 'cache'}"]
+
+
+def test_old_centers_are_the_mean_old_embeddings_of_each_class_computed_once(
+    settings: list[str], old_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(settings, tmp_path / "run", "--compatible_weight=0.5")
+    one.start()
+    table = one.images.table
+    vectors = Embedder.from_pretrained(old_run.model).embed(table, progress=False).astype(np.float64)
+    expected = [vectors[table.labels == label].mean(axis=0) for label in range(len(table.classes))]
+    (term,) = (part for part in one.loss.modules() if isinstance(part, CompatibilityLoss))
+    np.testing.assert_allclose(term.old_centers.cpu().numpy(), expected, rtol=0, atol=1e-6)
+    assert one.loss.weights[-1] == 0.5
+    monkeypatch.setattr(feature_cache, "_write", lambda *arguments: pytest.fail("the features are computed again"))
+    trainer(settings, tmp_path / "second").start()
+
+
+def test_a_run_is_resumed_exactly_without_the_old_model(
+    settings: list[str], old_run: RunFolder, tmp_path: Path
+) -> None:
+    settings = [*settings, "--micro_batch_size=3", "--model.dropout=0.3"]
+    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
+    one = trainer(settings, tmp_path / "run")
+    interrupt_in_step(one, 3)
+    with pytest.raises(InterruptedRunError):
+        one.fit()
+    hidden = old_run.path.rename(old_run.path.with_name("hidden"))
+    try:
+        run = resume(one.run.path)
+    finally:
+        hidden.rename(old_run.path)
+    assert weights(run) == weights(straight)
+    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
+    assert "CompatibilityLoss" in pd.read_csv(run.log)
+
+
+def test_features_that_are_frozen_are_trained_to_be_compatible_too(settings: list[str], tmp_path: Path) -> None:
+    more = ["--features=frozen", "--data.cache=false", "--transform.scale=[1, 1]", "--transform.flip=0"]
+    run = train(Recipe.load(overrides=[*settings, *more]), tmp_path / "run")
+    assert "CompatibilityLoss" in pd.read_csv(run.log)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--model.dim=9"], "have 16 dimensions, those of the new model 9; give model.dim = 16"),
+        (["--model.projector=12"], "projector"),
+        (["--compatible_with=nowhere"], "compatible_with: .*nowhere"),
+        (["--compatible_weight=0"], "compatible_weight = 0.* must be above 0"),
+    ],
+)
+def test_invalid_settings(
+    settings: list[str], tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *settings, *more, f"--out={tmp_path / 'run'}"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, lines[-1])
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_weight_without_an_old_model_is_refused(small: list[str]) -> None:
+    with pytest.raises(InputError, match="compatible_weight"):
+        Recipe.load(overrides=[*small, "--compatible_weight=2"])
+
+
+def test_invalid_batches() -> None:
+    images, labels, centers = batch()
+    loss = loss_of(centers)
+    for call, message in (
+        (partial(loss, images, labels), "embeddings have 8 dimensions and old ones 6"),
+        (partial(loss, images[:, :DIM], labels + 1), "label"),
+        (partial(loss, images[:, :DIM], labels, images[:3, :DIM], labels[:3]), "old class centers"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
