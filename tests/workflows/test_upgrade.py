@@ -127,13 +127,6 @@ def test_a_copy_has_no_generation_before(shop: Shop, tmp_path: Path) -> None:
     shop.check(shop.old)
 
 
-def test_local_features_are_of_their_model(shop: Shop) -> None:
-    shop.load().store_local_codes({"size": 32})
-    with pytest.raises(InputError, match="stores local features of its model; build the index again, with --local"):
-        upgrade_index(shop.index, shop.new)
-    shop.check(shop.old)
-
-
 @pytest.mark.parametrize("kind", ["hnsw", "sq8", "binary"])
 def test_indexes_of_every_kind(shop: Shop, kind: str) -> None:
     assert main(["index", "build", str(shop.index), str(shop.photos), "--model", str(shop.old.model), "--kind", kind,
@@ -178,7 +171,7 @@ def test_a_killed_upgrade_goes_on(shop: Shop) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", program, shop.index, str(shop.new.model)])
     deadline = time.monotonic() + 120
-    while not list(shop.index.glob(".upgrade/*/0/shards/*/part-000002.parquet")):  # those before are in the manifest
+    while not list(shop.index.glob(".upgrade/*/0/shards/*/part-000002.parquet")):  # then the manifest has two
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)

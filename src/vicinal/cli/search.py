@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,7 @@ def serve(arguments: Arguments) -> None:
         index.close()
     service = Service(
         arguments.index, embedder, limits, arguments.read_only, inputs.load_refiner(arguments), arguments.allow_url,
-        loaded,
+        loaded, lambda settings: _embedder_after_upgrade(arguments, settings),
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
@@ -245,6 +246,23 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _embedder_after_upgrade(arguments: Arguments, settings: Mapping[str, Any]) -> Any:
+    """The embedder of an index that was upgraded, by the flags that it remembers."""
+    from vicinal.retrieval.index.made_with import FLAGS, other_model
+
+    made_with, fingerprint = settings.get("made_with") or {}, settings.get("model_fingerprint")
+    if "model" not in made_with:
+        raise InputError("the index does not say which model made its new embeddings; start the service again with it")
+    flags = copy.copy(arguments)
+    for name in set(FLAGS) & set(vars(flags)) - {"engine", "refiner"}:
+        delattr(flags, name)
+    inputs.use_flags_of_index(flags, made_with, [])
+    embedder = _embedder_of(flags)
+    if fingerprint not in (None, embedder.fingerprint):
+        raise other_model(str(fingerprint), str(embedder.fingerprint), made_with, made_with)
+    return embedder
+
+
 def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
     """The embedder of the images of the index; None if no model is known."""
     if "model" in index.made_with:
@@ -253,11 +271,17 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
         log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
             "for; --model gives one")  # fmt: skip
         return None
+    embedder = _embedder_of(arguments)
+    index.check_model(embedder.fingerprint, inputs.made_with(arguments, str(arguments.index)))
+    return embedder
+
+
+def _embedder_of(arguments: Arguments) -> Any:
+    """The embedder by the flags about embedding images."""
     from vicinal.models.execution import usable_device
     from vicinal.serving.embedders import TorchEmbedder
 
     reader = inputs.read_embedding(arguments)
-    index.check_model(reader.fingerprint, inputs.made_with(arguments, str(arguments.index)))
     return TorchEmbedder(
         reader.with_engine(reader.loaded_model),
         os.path.basename(os.path.normpath(arguments.model)),

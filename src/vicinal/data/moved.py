@@ -10,6 +10,19 @@ from vicinal.utils.errors import InputError
 
 MAX_PROBES = 1000  # images that are looked for in the new folder
 
+ADDED = "added"  # the folder within that of an index that holds the images of items which clients of a service added
+
+
+def image_file(path: str, folder: Path) -> Path:
+    """The file of an image; one that a client added is in the folder of the index, wherever that was moved.
+
+    Args:
+        path: as the index has it.
+        folder: of the index.
+    """
+    file = Path(path)
+    return folder / ADDED / file.name if file.parent.name == ADDED and not file.is_file() else file
+
 
 def move_root(paths: Sequence[str], root: str | Path) -> list[str]:
     """Replace the folder that images were in by the one that they are in now.

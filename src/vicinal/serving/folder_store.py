@@ -15,18 +15,20 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
+from vicinal.data.moved import ADDED, image_file
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import Index
 from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
-from vicinal.serving.store import ADDED, Store, image_file, remove_unused
+from vicinal.serving.store import Store, UpgradedError, remove_unused
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
 FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
+WAIT_SECONDS = 0.05  # between looks whether a model is loaded
 RETRY_SECONDS = 10.0  # after vector files could not be written
 
 
@@ -40,6 +42,7 @@ class _Request:
     deleted: tuple[int, ...] = ()
     key: str | None = None
     codes: bytes | None = None
+    epoch: int | None = None
     answer: Future[list[int]] = field(default_factory=Future)
 
 
@@ -94,9 +97,10 @@ class FolderStore(Store):
         return len(self.index)
 
     def add(
-        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, codes: bytes | None = None
-    ) -> Future[list[int]]:
-        return self._submit(_Request(vectors, dict(columns), path, key=key, codes=codes))
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None,
+        codes: bytes | None = None, epoch: int | None = None,
+    ) -> Future[list[int]]:  # fmt: skip
+        return self._submit(_Request(vectors, dict(columns), path, key=key, codes=codes, epoch=epoch))
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
         return self._submit(_Request(deleted=tuple(ids)))
@@ -141,6 +145,7 @@ class FolderStore(Store):
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
             try:
+                self._follow_model()
                 self.index.state.refresh()
                 is_old = (
                     self.index.state.current().num_pending > 0
@@ -152,6 +157,23 @@ class FolderStore(Store):
             except (InputError, OSError, MemoryError) as error:
                 log(f"{self.folder}: {one_line(error)}")
                 retry = RETRY_SECONDS
+
+    def _follow_model(self) -> None:
+        """After an upgrade load the new model, and then show the new vectors; requests use both of one epoch."""
+        if self.load_model is None:
+            return
+        settings = self.index.state.database.settings()
+        if settings.get("model_fingerprint") == self._model:
+            return
+        take_into_use = self.load_model(settings)
+        self.epoch += 1
+        try:
+            self.index.state.refresh()
+            take_into_use()
+            self._model = settings.get("model_fingerprint")
+        finally:
+            self.epoch += 1
+        log(f"{self.folder}: serving embeddings of {self._model} now")
 
     # writing
 
@@ -177,7 +199,7 @@ class FolderStore(Store):
 
     def _write_group(self, group: Sequence[_Request]) -> None:
         try:
-            answers, unused = self._committed(group)
+            answers, unused = self._committed_in_epoch(group)
         except Exception as error:  # the disk may be full, or a defect
             log(f"{self.folder}: changes cannot be written: {one_line(error)}")
             for request in group:
@@ -192,12 +214,26 @@ class FolderStore(Store):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
 
+    def _committed_in_epoch(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
+        """As :meth:`_committed`; waits while the model of an upgraded index is loaded."""
+        deadline = time.monotonic() + self.limits.request_seconds
+        while True:
+            try:
+                return self._committed(group)
+            except EngineUnavailableError:
+                if self.load_model is None or time.monotonic() > deadline or self._stop.wait(WAIT_SECONDS):
+                    raise
+
     def _committed(self, group: Sequence[_Request]) -> tuple[list[list[int] | InputError], list[Path]]:
         """Make the changes of requests in one transaction; their answers, and the files of images that were deleted."""
         with self.index.transaction():
             self.check_model()
             changes = _Changes(self.index, self.limits.max_columns, self.images)
-            answers = [changes.answer(request) for request in group]
+            epoch = self.epoch
+            answers = [
+                changes.answer(request) if request.epoch in (None, epoch) else UpgradedError("the model has changed")
+                for request in group
+            ]
             if changes.rows:
                 vectors = np.concatenate(changes.vectors)
                 ids = self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)

@@ -79,8 +79,9 @@ class RemoteStore(Store):
         return self._watcher.problem is None
 
     def add(
-        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, codes: bytes | None = None
-    ) -> Future[list[int]]:
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None,
+        codes: bytes | None = None, epoch: int | None = None,
+    ) -> Future[list[int]]:  # fmt: skip
         self.check_writable()
         return self._pool.submit(self._add, vectors, dict(columns), key)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from vicinal.serving.limits import Limits
 from vicinal.serving.matches import Query, check_condition, search_batch, shown_columns
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Fetcher
-from vicinal.serving.store import open_store, remove_image, write_image
+from vicinal.serving.store import UpgradedError, open_store, remove_image, write_image
 from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vicinal.serving.local_queries import LocalQueries
 
 MAX_DECODE_SECONDS = 10.0
+PAUSE_SECONDS = 0.02  # between looks whether index and model have changed over
 
 
 class Service:
@@ -49,6 +50,8 @@ class Service:
         refiner: the refiner that the index was built with, if any.
         allow_urls: hosts from which images may be fetched.
         index: the index, if it was loaded from the folder already.
+        load_embedder: gives the embedder of an index that was upgraded to another model, by its settings; None:
+            requests are refused then.
 
     Raises:
         InputError: the index cannot be served, or the embedder is not its.
@@ -63,6 +66,7 @@ class Service:
         refiner: Any = None,
         allow_urls: Sequence[str] = (),
         index: Index | None = None,
+        load_embedder: Callable[[Mapping[str, Any]], Any] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.embedder = None if embedder is None else as_image_embedder(embedder)
@@ -70,7 +74,9 @@ class Service:
         self.fetcher = Fetcher(allow_urls, self.limits.max_body)
         self.metrics, self.load = Metrics(), Load()
         self.is_stopping = False
+        self._load_embedder = None if self.embedder is None else load_embedder
         self._pool: DecodingPool | None = None
+        self._pools: list[DecodingPool] = []  # the last one, and after an upgrade the one before
         self._stack: ExitStack | None = None
         self._thumbnails: Thumbnails | None = None
         self._local: LocalQueries | None = None
@@ -78,19 +84,16 @@ class Service:
     def __enter__(self) -> Service:
         with ExitStack() as stack:
             stack.enter_context(self.store)
+            stack.callback(self._close_pools)
             if self.embedder is not None and self.embedder.dim != self.index.dim:
                 raise InputError(
                     f"the model gives {self.embedder.dim} dimensions, the index has {self.index.dim}; give the "
                     "model that the index was built with"
                 )
-            preparation = None if self.embedder is None else self._preparation(self.embedder)
-            memory, seconds = int(self.limits.decode_memory_mb * 2**20), self.limits.request_seconds
-            self._pool = DecodingPool(
-                preparation, self.limits.decode_workers, self.limits.max_pixels, memory,
-                min(seconds, MAX_DECODE_SECONDS),
-            )  # fmt: skip
-            stack.callback(self._pool.close)
+            self._pool = self._new_pool(self.embedder)
             self._thumbnails = Thumbnails(self._pool)
+            if self._load_embedder is not None:
+                self.store.load_model = self._load_model
             self._add_gauges()
             self._stack = stack.pop_all()
         return self
@@ -99,6 +102,48 @@ class Service:
         if self._stack is not None:
             self._stack.close()
         self._stack = None
+
+    def _new_pool(self, embedder: Any) -> DecodingPool:
+        limits, preparation = self.limits, None if embedder is None else self._preparation(embedder)
+        memory, seconds = int(limits.decode_memory_mb * 2**20), min(limits.request_seconds, MAX_DECODE_SECONDS)
+        self._pools.append(DecodingPool(preparation, limits.decode_workers, limits.max_pixels, memory, seconds))
+        return self._pools[-1]
+
+    def _close_pools(self, keep: int = 0) -> None:
+        while len(self._pools) > keep:
+            self._pools.pop(0).close()
+
+    def _load_model(self, settings: Mapping[str, Any]) -> Callable[[], None]:
+        """Load the model of an upgraded index; the function that is returned takes it into use."""
+        assert self._load_embedder is not None  # or the store would not ask
+        embedder = as_image_embedder(self._load_embedder(settings))
+        self._close_pools(keep=1)  # requests may still use the last one
+        pool = self._new_pool(embedder)
+
+        def take_into_use() -> None:
+            self.embedder, self._pool, self._thumbnails = embedder, pool, Thumbnails(pool)
+
+        return take_into_use
+
+    async def _epoch(self) -> int:
+        """The epoch of index and model, see :class:`Store`, once they have changed over."""
+        while (epoch := self.store.epoch) % 2:
+            await asyncio.sleep(PAUSE_SECONDS)
+        return epoch
+
+    async def _within_epoch(self, answer: Callable[[], Awaitable[Any]]) -> Any:
+        """An answer whose vectors are all of one model: it is found again if the index was upgraded meanwhile."""
+        while True:
+            epoch = await self._epoch()
+            try:
+                found = await answer()
+                if epoch == self.store.epoch:
+                    return found
+            except Exception:
+                is_changing = self._load_embedder is not None and not self.store.is_connected
+                if epoch == self.store.epoch and not (is_changing and self.store.engine == "folder"):
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def _preparation(self, embedder: ImageEmbedder) -> Preparation:
         """Makes what prepares images for the model, and for local features if the index stores these."""
@@ -156,18 +201,26 @@ class Service:
         check_condition(body.filter, self.limits)
         if body.rerank is not None and len(self.store) > self.limits.max_rerank:
             raise Problem(422, f"rerank: it is for indexes of at most {self.limits.max_rerank:,} items; leave it out")
-        vector, codes = await self._vector(body), None
-        if body.rerank == "local":
-            codes = await self._codes(body)
         is_slow = any(each is not None for each in (body.filter, body.group_by, body.rerank, body.exclude_id))
         batcher = self._batchers["filtered" if is_slow else "search"]
-        answer: dict[str, Any] = await batcher.submit((vector, body.options(), codes))
+
+        async def search() -> Any:
+            vector, codes = await self._vector(body), None
+            if body.rerank == "local":
+                codes = await self._codes(body)
+            return await batcher.submit((vector, body.options(), codes))
+
+        answer: dict[str, Any] = await self._within_epoch(search)
         return answer
 
     async def embed(self, body: EmbedBody) -> dict[str, Any]:
         """Answer `POST /embed`."""
-        vector, _ = await self._embed(body.image, body.url, body.box)
-        fingerprint = None if self.embedder is None else self.embedder.fingerprint
+
+        async def embed() -> Any:
+            vector, _ = await self._embed(body.image, body.url, body.box)
+            return vector, None if self.embedder is None else self.embedder.fingerprint
+
+        vector, fingerprint = await self._within_epoch(embed)
         return {"vector": vector.tolist(), "dim": len(vector), "model": fingerprint or self.index.model_fingerprint}
 
     async def add(self, body: ItemBody, key: str | None) -> dict[str, Any]:
@@ -177,22 +230,29 @@ class Service:
         if known is not None:
             return {"ids": [str(each) for each in known]}
         columns = _columns_of(body)
+        while True:
+            with suppress(UpgradedError):
+                return {"ids": [str(each) for each in await self._add(body, columns, key)]}
+
+    async def _add(self, body: ItemBody, columns: dict[str, Any], key: str | None) -> list[int]:
+        """Add an item; raises UpgradedError if the index was upgraded since it was embedded."""
+        epoch = await self._epoch()
         if body.image is None:
             vector, file, codes = self._checked_vector(body.vector or []), None, None
         else:
-            vector, image_format = await self._embed(body.image)
+            vector, image_format = await self._within_epoch(partial(self._embed, body.image))
             codes = None
             if self._local is not None and self._local.transform is not None:
                 codes = (await self._local_codes(body.image)).tobytes()
             folder = self.store.images
             file = None if folder is None else await write_image(folder, body.image, image_format)
         try:
-            answer = self.store.add(vector[None], columns, None if file is None else str(file), key, codes)
+            answer = self.store.add(vector[None], columns, None if file is None else str(file), key, codes, epoch)
         except Problem:
             remove_image(file)
             raise
         answer.add_done_callback(partial(self._remove_if_unused, file))
-        return {"ids": [str(each) for each in await asyncio.wrap_future(answer)]}
+        return await asyncio.wrap_future(answer)
 
     async def delete(self, body: DeleteBody) -> dict[str, Any]:
         """Answer `DELETE /items`."""
@@ -316,8 +376,8 @@ class Service:
         self, image: bytes | None, url: str | None = None, box: Sequence[float] | None = None
     ) -> tuple[Floats, str]:
         """The embedding of an image, or of one that is fetched, and the name of its format."""
-        prepared = await self._prepared(image, url, box)
-        return await self._batchers["embed"].submit(prepared), prepared.format
+        embedder, prepared = self.embedder, await self._prepared(image, url, box)
+        return await self._batchers["embed"].submit((embedder, prepared)), prepared.format
 
     async def _prepared(
         self, image: bytes | None, url: str | None, box: Sequence[float] | None, is_local: bool = False
@@ -333,9 +393,12 @@ class Service:
             raise Problem(422, f"image: {error}") from None
         return prepared
 
-    def _embed_batch(self, images: Sequence[PreparedImage]) -> Sequence[Any]:
-        assert self.embedder is not None  # or no image would have been decoded
-        return list(self.embedder.embed([image.pixels for image in images]))
+    def _embed_batch(self, images: Sequence[tuple[ImageEmbedder, PreparedImage]]) -> Sequence[Any]:
+        vectors: dict[int, Floats] = {}
+        for embedder in {id(each): each for each, _ in images}.values():  # two after an upgrade
+            rows = [row for row, (each, _) in enumerate(images) if each is embedder]
+            vectors |= dict(zip(rows, embedder.embed([images[row][1].pixels for row in rows]), strict=True))
+        return [vectors[row] for row in range(len(images))]
 
     def _search_batch(self, queries: Sequence[Query]) -> Sequence[Any]:
         found = search_batch(self.index, queries, self.store.refiner, self.limits.max_candidates)

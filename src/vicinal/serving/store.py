@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,24 +19,11 @@ from vicinal.retrieval.search import plain_records
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.utils.arrays import Floats
+from vicinal.utils.errors import InputError
 from vicinal.utils.files import folder_time, write_bytes
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.index import Index
-
-ADDED = "added"  # the folder within that of the index that holds the images of items which clients added
-
-
-def image_file(path: str, folder: Path) -> Path:
-    """The file of an image; one that a client added is in the folder of the index, wherever that was moved.
-
-    Args:
-        path: as the index has it.
-        folder: of the index.
-    """
-    file = Path(path)
-    return folder / ADDED / file.name if file.parent.name == ADDED and not file.is_file() else file
-
 
 STALE_SECONDS = 3600.0
 SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "PPM": ".ppm"}
@@ -83,6 +70,10 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
             remove_image(file)
 
 
+class UpgradedError(InputError):
+    """The index has another model than the vectors of a request."""
+
+
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
@@ -101,11 +92,16 @@ class Store(ABC):
         engine: `folder`, `postgresql` or `milvus`.
         images: the folder where images of added items are kept; None: they are not kept.
         index: the index, while the store is open.
+        load_model: called with the settings of an index that was upgraded to another model; loads that model and
+            returns a function that takes it into use.
+        epoch: grows with every upgrade; odd while index and model change over.
     """
 
     engine = "folder"
     images: Path | None = None
     index: Any
+    load_model: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
+    epoch = 0
 
     def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
         self.place, self.name, self.limits = place, name, limits or Limits()
@@ -144,8 +140,9 @@ class Store(ABC):
 
     @abstractmethod
     def add(
-        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None, codes: bytes | None = None
-    ) -> Future[list[int]]:
+        self, vectors: Floats, columns: Mapping[str, Any], path: str | None, key: str | None,
+        codes: bytes | None = None, epoch: int | None = None,
+    ) -> Future[list[int]]:  # fmt: skip
         """Return a future with the id of a new item, resolved once the change is on disk.
 
         Args:
@@ -154,6 +151,7 @@ class Store(ABC):
             path: of its image.
             key: by which the request may be repeated.
             codes: of its local features, which an index in a folder may store.
+            epoch: when the vectors were made; in a later one the future raises UpgradedError. None: it does not matter.
 
         Raises:
             Problem: too many wait, or the service only reads.

@@ -16,6 +16,7 @@ import pandas as pd
 from vicinal.data.batches.image_dataset import NoReadableImageError
 from vicinal.data.columns import BOX_COLUMNS, COLUMN_FLAGS
 from vicinal.data.embedding_shards import EmbeddingShards
+from vicinal.data.moved import image_file
 from vicinal.data.shard_manifest import read_manifests
 from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
@@ -28,7 +29,6 @@ from vicinal.retrieval.index.index_state import delete_unused
 from vicinal.retrieval.index.made_with import other_model
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.serving.store import image_file
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -96,15 +96,15 @@ def upgrade_index(
         part_size: number of images of a part.
 
     Raises:
-        InputError: the index has these vectors already, or refined ones, or local features; images cannot be read; or
-            another process upgrades the index; it is as it was then.
+        InputError: the index has these vectors already or refined ones, images cannot be read, or another process
+            upgrades the index; it is as it was then.
         OSError: a file cannot be written.
     """
     index = _opened(folder, timeout)
     if index.refiner_fingerprint is not None:
         raise InputError(f"{folder} holds refined embeddings, and its refiner is for its model; build the index again")
     if index.local_settings is not None:
-        raise InputError(f"{folder} stores local features of its model; build the index again, with --local")
+        raise InputError(f"{folder} stores local features of its model; build the index again with --local")
     if reader.fingerprint == index.model_fingerprint:
         raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
     with _work(index, reader, part_size) as work:

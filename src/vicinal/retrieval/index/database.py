@@ -2,10 +2,10 @@
 
 Tables: `settings` (JSON values by name), `columns` (the user's columns: the name of each in `items`, and the kind of
 its values), `items` (one row per image that can be found), `changes` (float32 vectors that the vector files do not hold
-yet), `requests` (the ids that answered requests with a key), after an upgrade `previous_changes` (those of the
-generation before), and `local_features` (codes of images, in an index that stores them; those of an item are deleted
-with it). A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1, a missing
-value as NULL.
+yet), `requests` (the ids that answered requests with a key), `local_features` (codes of images, in an index that stores
+them; those of an item are deleted with it), and after an upgrade `previous_changes` (those of the generation before).
+A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1, a missing value as
+NULL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CREATE TABLE requests (key TEXT PRIMARY KEY, ids TEXT NOT NULL);
 FIRST_PAGES = 4  # of a copy, which are written before all is checked; every database has more
 Columns = dict[str, tuple[str, ColumnKind]]
 """The name in `items` and the kind of each column."""
-TABLES = ("settings", "columns", "items", "changes", "requests", "previous_changes", "local_features")
+TABLES = ("settings", "columns", "items", "changes", "requests", "local_features", "previous_changes")
 CODES_SCHEMA = """
 CREATE TABLE IF NOT EXISTS local_features (id INTEGER PRIMARY KEY, codes BLOB NOT NULL);
 CREATE TRIGGER IF NOT EXISTS items_deleted AFTER DELETE ON items
