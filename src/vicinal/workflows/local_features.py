@@ -76,8 +76,8 @@ def with_local_features(
     log(f"local features, by {classes}: {choice}")
     if _have_common_images(embedded.table, validation.table):
         log(
-            f"{source}: the weight was chosen on images that are evaluated here, so its gain is overestimated; evaluate "
-            "another split, such as --split test"
+            f"{source}: the weight was chosen on images that are evaluated here, so its gain is overestimated; "
+            "evaluate another split, such as --split test"
         )
     return replace(method, weight=choice.weight)
 
