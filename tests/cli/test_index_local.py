@@ -14,7 +14,7 @@ from tests.conftest import draw_photos, output
 from vicinal import Embedder, Index
 from vicinal.cli.main import main
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items
-from vicinal.workflows.local_features import fill_local_features, stored_encoder
+from vicinal.workflows.local_features import stored_encoder
 
 LOCAL = ["--local", "3", "--local.size", "64", "--local.dim", "8"]
 
@@ -94,8 +94,8 @@ def test_searches_read_the_codes_of_the_index_and_its_weight(stored: tuple[Path,
     assert "the index stores its local features; leave out the options" in message
 
 
-def test_images_whose_codes_are_missing_are_computed(stored: tuple[Path, Path], run: Path) -> None:
-    folder, _ = stored
+def test_images_whose_codes_are_missing_are_computed(stored: tuple[Path, Path], run: Path, capsys) -> None:
+    folder, photos = stored
     model = Embedder.from_pretrained(run / "model")
     with Index.load(folder) as index:
         encoder = stored_encoder(index, model)
@@ -105,7 +105,7 @@ def test_images_whose_codes_are_missing_are_computed(stored: tuple[Path, Path], 
             connection.execute("DELETE FROM local_features WHERE id IN (2, 3)")  # as if the build had been killed
         found = IndexFeatures(index, encoder).codes(ids)
         assert np.abs(found.astype(int) - wanted).max() <= 1
-        fill_local_features(index, encoder)
+    output(capsys, "index", "add", folder, photos)  # which has no new image
     check(folder, run)
 
 
@@ -131,6 +131,7 @@ def test_an_index_built_again_without_local_features_has_none(stored: tuple[Path
     ("flags", "message"),
     [
         (["--local.size", "64"], "--local.size is about local features; give --local too"),
+        (["--local", "nan"], "--local nan: the weight of local features must be 0 or larger"),
         (["--local", "-1"], "--local -1: the weight of local features must be 0 or larger"),
         (["--local", "--local.size", "0"], "size"),
     ],

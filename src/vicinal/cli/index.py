@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, add_settings, flag_type, integer_from, print_result, read_settings
+from vicinal.utils.arguments import MAX_MAGNITUDE
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -339,8 +340,8 @@ def _check_local(arguments: Arguments) -> None:
     weight = getattr(arguments, "local", None)
     if weight is None:
         return inputs.check_local(arguments, is_used=False, needed="--local")
-    if weight < 0:
-        raise InputError(f"--local {weight:g}: the weight of local features must be 0 or larger")
+    if not 0 <= weight <= MAX_MAGNITUDE:
+        raise InputError(f"--local {weight:g}: the weight of local features must be 0 or larger, and finite")
     if inputs.is_url(arguments.index):
         raise InputError("local features are stored in a folder, not in a database; leave out --local")
     if arguments.refiner:
@@ -358,18 +359,22 @@ def _local_encoder(arguments: Arguments, embedded: EmbeddedTable) -> LocalEncode
     return learn_encoder(embedded.origin, embedded.table, settings, arguments.source)
 
 
-def fill_local(arguments: Arguments, model: object) -> None:
-    """Store the local features of new images of an index that stores them."""
-    if inputs.is_url(arguments.index) or model is None:
+def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> None:
+    """Store the local features that are missing in an index that stores them, as those of new images are.
+
+    A build that was killed may have left some out too.
+    """
+    if inputs.is_url(arguments.index):
         return
     from vicinal.retrieval import Index
 
     with Index.load(arguments.index, arguments.timeout) as index:
-        if index.local_settings is None or not isinstance(index, Index):
+        if index.local_settings is None or not isinstance(index, Index) or not len(index.ids_without_local_codes()):
             return
         from vicinal.workflows.local_features import fill_local_features, stored_encoder
 
-        encoder = stored_encoder(index, model)
+        reader = reader or _reader(arguments)[0]
+        encoder = None if reader.model is None else stored_encoder(index, reader.loaded_model)
         if encoder is not None:
             fill_local_features(index, encoder)
 
@@ -448,10 +453,8 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
         raise InputError(f"{source} holds embeddings; sync takes a folder or table of images")
     reader, refiner = _reader(arguments)
     flags = inputs.made_with(arguments, source)
-    models: list[object] = []  # that embedded new images
 
     def upsert(index: ImageIndex, embedded: EmbeddedTable) -> None:
-        models.append(embedded.origin)
         index.check_refiner(refiner)
         inputs.check_models(index, refiner, embedded, flags)
         index.upsert(embedded.vectors, embedded.table, refiner)
@@ -467,7 +470,7 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
         root=_root(arguments),
         timeout=arguments.timeout,
     )
-    fill_local(arguments, models[-1] if models else None)
+    fill_local(arguments, reader)
     numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
     log(f"{source}: {numbers}")
 

@@ -79,17 +79,8 @@ def _enroll_decided(arguments: Arguments) -> None:
 
     with Index.load(arguments.index, arguments.timeout) as index:
         table, embed = _photos(arguments, index, on_error="raise")
-        models: list[object] = []  # that embedded photos
-
-        def embed_noting_model(rows: Integers) -> EmbeddedTable:
-            embedded = embed(rows)
-            models.append(embedded.origin)
-            return embedded
-
-        counts = apply_identity_decisions(
-            arguments.index, table, arguments.decisions, embed_noting_model, arguments.timeout
-        )
-        fill_local(arguments, models[-1] if models else None)
+        counts = apply_identity_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
+        fill_local(arguments)
         words = ", ".join(f"{number:,} {action}" for action, number in counts.items())
         print_result(counts if arguments.json else f"{words}; the gallery has {len(index):,} photos")
 
