@@ -126,6 +126,9 @@ def test_local_features_with_the_weight_of_the_validation_classes(photos: Path, 
     printed = capsys.readouterr()
     assert "local features: 16 patches of 8 bytes, 0.0 MiB for 24 images; comparing a query with 24 " in printed.err
     assert re.search(r"by \d+ validation classes: weight [\d.]+ \(", printed.err)
+    assert "overestimated" not in printed.err
+    assert main([str("val" if flag == "test" else flag) for flag in flags]) == 0
+    assert f"{run}: the weight was chosen on images that are evaluated here" in capsys.readouterr().err
     given = json.loads(output(capsys, *flags, "--rerank.weight", "3", "--rerank.min_similarity", "0.1"))
     method = "LocalReranking(k=100, weight=3.0, min_similarity=0.1, geometric=False)"
     assert {row["method"] for row in given["results"]} == {None, method}

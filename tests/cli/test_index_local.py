@@ -62,6 +62,12 @@ def test_codes_follow_what_is_built_added_synced_and_deleted(stored: tuple[Path,
     Image.effect_noise((40, 30), 50).save(photos / "class0" / "new.png")
     output(capsys, "index", "add", folder, photos / "class0")
     assert len(codes_in(folder)) == 12
+    (photos.parent / "later").mkdir()
+    Image.effect_noise((40, 30), 70).save(photos.parent / "later" / "a.png")
+    (photos.parent / "d.csv").write_text("path,decision,identity\na.png,new,Ada\n")
+    output(capsys, "enroll", folder, "--source", photos.parent / "later", "--decisions", photos.parent / "d.csv")
+    assert len(codes_in(folder)) == 13
+    output(capsys, "index", "delete", folder, photos.parent / "later" / "a.png")
     Image.effect_noise((40, 30), 90).save(photos / "class0" / "new.png")  # a new image in its place
     (photos / "class0" / "1.png").unlink()
     output(capsys, "index", "sync", folder, photos)

@@ -14,8 +14,10 @@ from PIL import Image
 
 from tests.serving.service import client_of, noise, picture, save_index, vector_list
 from vicinal import Embedder, Index, Table
+from vicinal.export.exported_embedder import with_engine
 from vicinal.retrieval import LocalEncoder, LocalReranking, search_images
 from vicinal.retrieval.reranking.local_features import IndexFeatures
+from vicinal.serving.embedders import TorchEmbedder
 from vicinal.workflows.local_features import store_local_features
 
 
@@ -109,6 +111,13 @@ def test_an_index_or_a_service_without_local_features(place: Path, tmp_path: Pat
         answer = client.post("/search", json={"rerank": "local", "id": 3})
         assert answer.status_code == 422
         assert answer.json()["detail"] == "rerank: the index stores no local features; build it with --local"
+
+
+def test_an_exported_model_leaves_local_features_to_that_of_torch(place: Path, model: Embedder) -> None:
+    exported = with_engine(model, "openvino", "cpu", None)
+    embedder = TorchEmbedder(exported, "exported", model.fingerprint(), local_model=model)
+    with client_of(place, embedder) as client:
+        assert search(client, image=encoded(noise(5)), k=1)["matches"][0]["score"] == pytest.approx(3, abs=0.02)
 
 
 def test_pictures_are_decoded_for_both_sizes(local: TestClient, tmp_path: Path) -> None:

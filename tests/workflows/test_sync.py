@@ -129,6 +129,17 @@ def test_images_behind_a_link_to_a_folder_that_is_away_are_kept(
     assert held(index) == ["kiwi1", "owl1", "owl2"]
 
 
+def test_two_calls_that_build_one_index_lose_no_image(photos: Path, tmp_path: Path) -> None:
+    table, index, embed = files(photos, a="0.1", b="0.2", c="0.3"), tmp_path / "index", Embedding()
+
+    def embed_while_another_builds(rows: Table) -> EmbeddedTable:
+        sync(index, table.take([0, 1]), embed, drop=False)
+        return embed(rows)
+
+    sync(index, table.take([1, 2]), embed_while_another_builds, drop=False)
+    assert sorted(held(index)) == ["a", "b", "c"]
+
+
 def test_nothing_is_embedded_or_written_without_a_change(photos: Path, tmp_path: Path) -> None:
     index, embed = tmp_path / "index", Embedding()
     table = files(photos, a="0.1", b="0.2")

@@ -358,7 +358,7 @@ def _local_encoder(arguments: Arguments, embedded: EmbeddedTable) -> LocalEncode
     return learn_encoder(embedded.origin, embedded.table, settings, arguments.source)
 
 
-def _fill_local(arguments: Arguments, model: object) -> None:
+def fill_local(arguments: Arguments, model: object) -> None:
     """Store the local features of new images of an index that stores them."""
     if inputs.is_url(arguments.index) or model is None:
         return
@@ -467,7 +467,7 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
         root=_root(arguments),
         timeout=arguments.timeout,
     )
-    _fill_local(arguments, models[-1] if models else None)
+    fill_local(arguments, models[-1] if models else None)
     numbers = str(changes) if drop else str(changes).replace(f"{len(changes.vanished):,} vanished, ", "")
     log(f"{source}: {numbers}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vicinal.cli import inputs
 from vicinal.cli.data import check_not_decided
 from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
-from vicinal.cli.index import add_images, build_index, check_source
+from vicinal.cli.index import add_images, build_index, check_source, fill_local
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
@@ -79,7 +79,17 @@ def _enroll_decided(arguments: Arguments) -> None:
 
     with Index.load(arguments.index, arguments.timeout) as index:
         table, embed = _photos(arguments, index, on_error="raise")
-        counts = apply_identity_decisions(arguments.index, table, arguments.decisions, embed, arguments.timeout)
+        models: list[object] = []  # that embedded photos
+
+        def embed_noting_model(rows: Integers) -> EmbeddedTable:
+            embedded = embed(rows)
+            models.append(embedded.origin)
+            return embedded
+
+        counts = apply_identity_decisions(
+            arguments.index, table, arguments.decisions, embed_noting_model, arguments.timeout
+        )
+        fill_local(arguments, models[-1] if models else None)
         words = ", ".join(f"{number:,} {action}" for action, number in counts.items())
         print_result(counts if arguments.json else f"{words}; the gallery has {len(index):,} photos")
 

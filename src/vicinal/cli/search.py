@@ -292,4 +292,5 @@ def _embedder_of(arguments: Arguments) -> Any:
         reader.dim,
         reader.precision,
         usable_device(reader.device),
+        reader.loaded_model,
     )

@@ -134,14 +134,14 @@ def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
     is_alone = (frame["new_label"].astype(str).str.strip() != "") & (frame["decision"] != "relabel")
     for line, action in frame["decision"][is_alone].head(1).items():
         raise InputError(
-            f"{path}, line {line}: a new_label, but decision is {_quoted(action)}; make it relabel, or empty both"
+            f"{path}, line {line}: a new_label, but decision is {quoted(action)}; make it relabel, or empty both"
         )
 
 
 def _checked(decision: Decision, vocabulary: Vocabulary) -> Decision:
     if decision.action not in vocabulary.decisions:
         raise InputError(
-            f"{decision.where}: decision is {_quoted(decision.action)}; it can be {', '.join(vocabulary.decisions)} or "
+            f"{decision.where}: decision is {quoted(decision.action)}; it can be {', '.join(vocabulary.decisions)} or "
             "empty"
         )
     if decision.action in vocabulary.naming and not decision.new_label:
@@ -164,7 +164,7 @@ class _Finder:
         """The row of an image; `row` is asked where the same image is in several rows."""
         if self._keys is None:
             if not INTEGER.fullmatch(image) or not 0 <= int(image) < self._size:
-                raise InputError(f"{where}: row is {_quoted(image)}; the table has {self._size} rows, numbered from 0")
+                raise InputError(f"{where}: row is {quoted(image)}; the table has {self._size} rows, numbered from 0")
             return int(image)
         candidates = self._candidates(os.path.expanduser(image))
         name = one_line(image, 300)
@@ -201,7 +201,7 @@ def common_folder(paths: Sequence[str]) -> str | None:
         return None
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A text in quotation marks, on one line that is not too long."""
     return one_line(repr(text), 80)
 
@@ -224,7 +224,7 @@ def _new_labels(table: Table, relabeled: dict[int, Decision]) -> pd.Series:
     for row, decision in relabeled.items():
         if is_integer and not INTEGER.fullmatch(decision.new_label):
             raise InputError(
-                f"{decision.where}: new_label is {_quoted(decision.new_label)}, but the table's labels are integers"
+                f"{decision.where}: new_label is {quoted(decision.new_label)}, but the table's labels are integers"
             )
         labels[row] = int(decision.new_label) if is_integer else decision.new_label
     return labels.astype(table.frame["label"].dtype)

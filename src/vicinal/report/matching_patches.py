@@ -90,21 +90,15 @@ def _draw(axes: Axes, pair: MatchedPair, transform: ImageTransform, top: float) 
     ends = corners[0] + SIDE * pair.matches.query_points, corners[1] + SIDE * pair.matches.points
     lines = LineCollection(list(np.stack(ends, axis=1)), linewidths=1.1, zorder=2)
     lines.set_color("#e4572e")
-    lines.set_alpha(0.25 + 0.65 * np.clip(pair.matches.similarities.astype(float), 0, 1))
-    axes.add_collection(lines)
+    if len(pair.matches):  # matplotlib refuses an empty array
+        lines.set_alpha(0.25 + 0.65 * np.clip(pair.matches.similarities.astype(float), 0, 1))
+        axes.add_collection(lines)
     x, y = np.concatenate(ends).T
     axes.scatter(x, y, s=7, color="#e4572e", linewidths=0, zorder=3)  # lines may lie on each other
     number, caption = len(pair.matches), shorten(pair.caption, MAX_CAPTION).replace("$", r"\$")
     said = f"{number} matching patch{'' if number == 1 else 'es'}" if number else "no patch in common"
     axes.text(0, top + SIDE + 0.5 * SPACE, said, va="center", fontsize=8, color=INK)
-    axes.text(
-        SIDE + SPACE,
-        top + SIDE + 0.5 * SPACE,
-        caption,
-        va="center",
-        fontsize=8,
-        color=PALE,
-    )
+    axes.text(SIDE + SPACE, top + SIDE + 0.5 * SPACE, caption, va="center", fontsize=8, color=PALE)
 
 
 def _square(image: str | Path | Image.Image, box: Box | None, transform: ImageTransform) -> Any:

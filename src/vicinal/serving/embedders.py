@@ -52,6 +52,7 @@ class TorchEmbedder:
         keep_dim: number of first dimensions to keep; None: all.
         precision: 32, bf16 or 16, or auto: bf16 on a GPU that computes in bfloat16, else 32.
         device: such as cpu or cuda.
+        local_model: computes local features, where `model` is its exported form; None: `model` does.
 
     Example:
         >>> from vicinal.data.images.transforms import ImageTransform
@@ -72,12 +73,14 @@ class TorchEmbedder:
         keep_dim: int | None = None,
         precision: Any = "auto",
         device: str | None = None,
+        local_model: Embedder | ExportedEmbedder | None = None,
     ) -> None:
         from dataclasses import replace
 
         from vicinal.data.images.image_ops import Normalize
 
         self.model, self.name, self.scales = model, name, scales
+        self.local_model = model if local_model is None else local_model
         self.whitening, self.keep_dim = whitening, keep_dim
         self.fingerprint = model.fingerprint() if fingerprint is None else fingerprint
         self.options = {"precision": precision, "device": device, "progress": False}

@@ -31,7 +31,7 @@ class LocalQueries:
     """
 
     def __init__(self, settings: dict[str, Any], embedder: Any) -> None:
-        model: Any = getattr(embedder, "model", None)
+        model: Any = getattr(embedder, "local_model", None)
         self._encoder: LocalEncoder | None = None
         if isinstance(model, Embedder) and hasattr(model.backbone, "forward_intermediates"):
             model.eval()  # for good, as one thread embeds while others compute local features

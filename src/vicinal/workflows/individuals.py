@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.analysis.identities import photo_quality
-from vicinal.data.cleaning_decisions import IDENTIFYING, Decision, decided_rows
+from vicinal.data.cleaning_decisions import IDENTIFYING, Decision, decided_rows, quoted
 from vicinal.data.columns import is_coarse_column
 from vicinal.data.table import Table
 from vicinal.data.table_files import INTEGER
@@ -150,8 +150,11 @@ def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> P
             unsure |= {table.image_keys[row]} if ids[row] < 0 else set()
         elif ids[row] < 0:
             labels[row] = _name(each, names)
-        elif str(index.lookup([ids[row]]).get("label", pd.Series([None]))[0]) != each.new_label:
-            raise InputError(f"{each.where}: the photo is in the gallery under another identity; delete it first")
+        elif (label := str(index.lookup([ids[row]]).get("label", pd.Series([None]))[0])) != each.new_label:
+            raise InputError(
+                f"{each.where}: the photo is in the gallery under another identity, {quoted(label)}; delete it first: "
+                "vicinal index delete"
+            )
     unsure -= {*index.unsure}
     counts = {action: sum(decided[row].action == action for row in labels) for action in ("same", "new")}
     return Plan(labels, unsure, {**counts, "not sure": len(unsure)})
@@ -167,10 +170,12 @@ def _name(decision: Decision, names: dict[str, Any]) -> Any:
     text = decision.new_label
     if decision.action == "same":
         if text not in names:
-            raise InputError(f"{decision.where}: same, but the gallery has no identity {text!r}; make it new")
+            raise InputError(f"{decision.where}: same, but the gallery has no identity {quoted(text)}; make it new")
         return names[text]
     if text in names:
-        raise InputError(f"{decision.where}: new, but the gallery has an identity {text!r}; make it same, or rename it")
+        raise InputError(
+            f"{decision.where}: new, but the gallery has an identity {quoted(text)}; make it same, or rename it"
+        )
     is_number = bool(names) and all(is_integer(name) for name in names.values()) and INTEGER.fullmatch(text)
     return int(text) if is_number else text
 

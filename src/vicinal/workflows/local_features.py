@@ -74,7 +74,17 @@ def with_local_features(
     choice = choose_weight(*inputs, method.with_features(encoder.features(validation.table)))
     classes = counted(len(validation.table.classes), "validation class", "validation classes")
     log(f"local features, by {classes}: {choice}")
+    if _have_common_images(embedded.table, validation.table):
+        log(
+            f"{source}: the weight was chosen on images that are evaluated here, so its gain is overestimated; "
+            "evaluate another split, such as --split test"
+        )
     return replace(method, weight=choice.weight)
+
+
+def _have_common_images(table: Table, other: Table) -> bool:
+    """Whether two tables have the path of an image in common."""
+    return table.has("path") and other.has("path") and not set(table.image_keys).isdisjoint(other.image_keys)
 
 
 def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> None:

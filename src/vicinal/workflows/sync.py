@@ -248,6 +248,7 @@ def sync_index(
             num_unreadable += len(facts)
             continue
         num_unreadable += len(facts) - len(embedded.table)
+        exists = exists or index_exists(folder, timeout)  # another process may have built it meanwhile
         if not exists:
             built = build(embedded)
             if isinstance(built, Index):

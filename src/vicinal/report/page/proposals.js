@@ -64,7 +64,8 @@ for (const place of document.querySelectorAll("[data-proposal]")) {
       const before = decisionOf(number).out;
       change(number, { out: before.includes(path) ? before.filter((each) => each !== path) : [...before, path] });
     });
-    cell.after(element("div", { className: "marks" }, out), element("span", { className: "file", textContent: path }));
+    cell.after(element("div", { className: "marks" }, out));
+    if (/[\\/]/.test(path)) cell.nextSibling.after(element("span", { className: "file", textContent: path })); // names are shown
   }
 }
 function refresh() {
