@@ -24,7 +24,7 @@ from vicinal.cli.main import main
 from vicinal.models import embedder
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-LONG = ("label_noise", "own_loop", "all_known_classes", "choose_a_model")
+LONG = ("label_noise", "own_loop", "all_known_classes", "choose_a_model", "matching_parts")
 BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 STAND_INS = {"timm/vit_s14_dinov2": "timm/test_vit", "timm/resnet50": "timm/test_resnet"}
 """Models with random weights in place of pretrained ones, which need a network."""

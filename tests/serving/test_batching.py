@@ -123,11 +123,11 @@ def test_queries_with_the_same_options_are_one_search(tmp_path: Any, monkeypatch
     vectors = random_vectors(6, seed=3)
     bodies = [{"k": 3}, {"k": 2, "filter": "price < 9"}] * 2 + [{"filter": "nope < 3"}] * 2
     options = [SearchBody(id=number, **each).options() for number, each in enumerate(bodies)]  # type: ignore[arg-type]
-    answers = search_batch(snapshot, list(zip(vectors, options, strict=True)))
+    answers = search_batch(snapshot, [(*each, None) for each in zip(vectors, options, strict=True)])
     assert sizes == [2, 2]
     assert [isinstance(each, InputError) for each in answers] == [False] * 4 + [True] * 2
     for vector, option, answer in list(zip(vectors, options, answers, strict=True))[:4]:
-        (alone,) = search_batch(snapshot, [(vector, option)])
+        (alone,) = search_batch(snapshot, [(vector, option, None)])
         assert isinstance(alone, dict)
         assert isinstance(answer, dict)
         assert [match["id"] for match in answer["matches"]] == [match["id"] for match in alone["matches"]]

@@ -15,6 +15,8 @@ from tests.conftest import free_port
 from tests.pretend_device import NAME, on_device, pretend_device
 from vicinal.utils import distributed
 
+pytestmark = pytest.mark.slow  # the device is compiled first
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -23,7 +25,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.slow
 def test_the_group_refuses_tensors_of_the_cpu(results: list[dict[str, Any]]) -> None:
     assert all("device type cpu" in result["refusal"] for result in results)
 

@@ -127,6 +127,13 @@ def test_a_copy_has_no_generation_before(shop: Shop, tmp_path: Path) -> None:
     shop.check(shop.old)
 
 
+def test_local_features_are_of_their_model(shop: Shop) -> None:
+    shop.load().store_local_codes({"size": 32})
+    with pytest.raises(InputError, match="stores local features of its model; build the index again with --local"):
+        upgrade_index(shop.index, shop.new)
+    shop.check(shop.old)
+
+
 @pytest.mark.parametrize("kind", ["hnsw", "sq8", "binary"])
 def test_indexes_of_every_kind(shop: Shop, kind: str) -> None:
     assert main(["index", "build", str(shop.index), str(shop.photos), "--model", str(shop.old.model), "--kind", kind,
