@@ -134,6 +134,12 @@ def test_a_photo_under_another_identity_is_not_moved(station: Path, capsys) -> N
     assert "the photo is in the gallery under another identity, 'Mimi'; delete it first" in capsys.readouterr().err
 
 
+def test_a_photo_of_the_gallery_without_an_identity_is_not_enrolled(station: Path, capsys) -> None:
+    output(capsys, "index", "add", "gallery", "second.parquet")
+    assert main(["enroll", "gallery", "--source", "second.parquet", "--decisions", decided("3/1.png,new,Mimi")]) == 2
+    assert "line 2: the photo is in the gallery without an identity; delete it first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -150,14 +150,20 @@ def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> P
             unsure |= {table.image_keys[row]} if ids[row] < 0 else set()
         elif ids[row] < 0:
             labels[row] = _name(each, names)
-        elif (label := str(index.lookup([ids[row]]).get("label", pd.Series([None]))[0])) != each.new_label:
+        elif (label := _label(index, ids[row])) != each.new_label:
+            under = "without an identity" if label is None else f"under another identity, {quoted(label)}"
             raise InputError(
-                f"{each.where}: the photo is in the gallery under another identity, {quoted(label)}; delete it first: "
-                "vicinal index delete"
+                f"{each.where}: the photo is in the gallery {under}; delete it first: vicinal index delete"
             )
     unsure -= {*index.unsure}
     counts = {action: sum(decided[row].action == action for row in labels) for action in ("same", "new")}
     return Plan(labels, unsure, {**counts, "not sure": len(unsure)})
+
+
+def _label(index: ImageIndex, number: int) -> str | None:
+    """The identity of a photo of the index as text; None without one."""
+    labels = index.lookup([number]).get("label", pd.Series([None])).dropna()
+    return str(labels.iloc[0]) if len(labels) else None
 
 
 def _identities(index: ImageIndex) -> list[Any]:
