@@ -104,7 +104,10 @@ def write_cleaning_page(
     images = thumbnails.encoded()
     line = header_line(counted(len(findings.table), "image"), *thumbnails.notes())
     data = {"images": images, "review": _review_data(frames, findings, folder, decisions)}
-    write_bytes(path, document(without_home(title), line, groups, data, style="review.css", script="review.js"))
+    write_bytes(
+        path,
+        document(without_home(title), line, groups, data, style="review.css", scripts=["decisions.js", "review.js"]),
+    )
 
 
 def _review_data(

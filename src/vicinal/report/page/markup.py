@@ -226,7 +226,7 @@ def document(
     groups: Mapping[str, Sequence[Section | None]],
     data: Mapping[str, object],
     style: str | None = None,
-    script: str | None = None,
+    scripts: Sequence[str] = (),
 ) -> bytes:
     """Make the file.
 
@@ -236,7 +236,7 @@ def document(
         groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
         data: of the scripts, as JSON.
         style: the name of a style sheet of this page alone.
-        script: the name of a script of this page alone.
+        scripts: the names of scripts of this page alone.
     """
     present = {name: [part for part in parts if part is not None] for name, parts in groups.items()}
     whole = render(
@@ -247,7 +247,7 @@ def document(
         groups={name: parts for name, parts in present.items() if parts},
         data=data,
         style=joined(_source(name) for name in (STYLE, style) if name),
-        scripts=[_source(name) for name in (*SCRIPTS, script) if name],
+        scripts=[_source(name) for name in (*SCRIPTS, *scripts)],
     )
     return whole.encode("utf-8", errors="replace")
 

@@ -1,14 +1,11 @@
 // Proposals: the photos of each are one individual of the gallery, a new one, or not sure; saved as CSV.
 const review = data.review;
-const reviewKey = "vicinal-proposals-" + review.key;
 const identities = new Set(review.identities);
 const decisions = new Map(); // number of a proposal -> { action, name, out: [paths that are taken out] }
-
-function element(tag, properties, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
+const { save, saved } = reviewBar(decisions, {
+  key: "vicinal-proposals-" + review.key, question: () => `Forget the decisions about ${decisions.size} individuals?`,
+  csv, refresh,
+});
 const ACTIONS = [["same", "Same"], ["new", "New"], ["not sure", "Not sure"]];
 document.body.append(element("datalist", { id: "identities" }, ...review.identities.map((value) => element("option", { value }))));
 
@@ -96,29 +93,8 @@ function refresh() {
   byId("review-export").disabled = isWrong || !said.length;
   byId("review-clear").disabled = !decisions.size;
 }
-function save() {
-  try {
-    window.localStorage.setItem(reviewKey, JSON.stringify([...decisions]));
-  } catch { /* files opened from disk may have no storage */ }
-  refresh();
-}
 
-// The bar, and the file.
-const bar = element("div", { id: "review-bar" },
-  element("span", { id: "review-count" }),
-  element("div", {},
-    element("button", { type: "button", id: "review-clear", textContent: "Clear all", onclick: clearAll }),
-    element("button", { type: "button", id: "review-export", textContent: "Save decisions.csv", onclick: exportDecisions })));
-bar.setAttribute("role", "region");
-bar.setAttribute("aria-label", "Decisions");
-bar.firstChild.setAttribute("aria-live", "polite");
-document.querySelector("footer").before(bar);
-function clearAll() {
-  if (!window.confirm(`Forget the decisions about ${decisions.size} individuals?`)) return;
-  decisions.clear();
-  save();
-}
-const quoted = (value) => `"${String(value).replaceAll('"', '""')}"`;
+// The file.
 function csv() {
   const lines = [];
   for (const [number, { action, name, out }] of decisions) {
@@ -130,12 +106,5 @@ function csv() {
   }
   return ["path,decision,identity", ...lines, ""].join("\n");
 }
-function exportDecisions() {
-  const url = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
-  element("a", { href: url, download: "decisions.csv" }).click();
-  window.setTimeout(() => URL.revokeObjectURL(url), 1000);
-}
-try {
-  for (const [number, decision] of JSON.parse(window.localStorage.getItem(reviewKey)) || []) decisions.set(number, decision);
-} catch { /* nothing was saved */ }
+for (const [number, decision] of saved() || []) decisions.set(number, decision);
 refresh();

@@ -100,7 +100,9 @@ def write_proposals_page(
     }
     data = {"images": thumbnails.encoded(), "review": {"key": key, **review}}
     line = header_line(counted(len(photos), "photo"), *thumbnails.notes())
-    page = document(without_home(title), line, groups, data, style="review.css", script="proposals.js")
+    page = document(
+        without_home(title), line, groups, data, style="review.css", scripts=["decisions.js", "proposals.js"]
+    )
     write_bytes(path, page)
 
 

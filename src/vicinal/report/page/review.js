@@ -1,16 +1,12 @@
 // Review: images are marked to be dropped, relabeled or kept, by keys or by buttons; the decisions are saved as CSV.
 const review = data.review;
 const decisions = new Map(); // number of an image -> { action, label }
-const reviewKey = "vicinal-review-" + review.key;
+const { save, saved } = reviewBar(decisions, {
+  key: "vicinal-review-" + review.key, question: () => `Forget ${decisions.size} decisions?`, csv, refresh,
+});
 const cells = [...document.querySelectorAll("main .rows button[data-view]")];
 const NAMES = { drop: "drop", keep: "keep" };
 let current = -1; // index of a cell
-
-function element(tag, properties, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
 
 // Below each image: the decision, and buttons.
 for (const cell of cells) {
@@ -44,19 +40,9 @@ function refresh() {
   byId("review-count").textContent = said.length ? "Decisions: " + said.join(", ") : "No decisions yet";
   byId("review-export").disabled = byId("review-clear").disabled = !decisions.size;
 }
-function save() {
-  try {
-    window.localStorage.setItem(reviewKey, JSON.stringify([...decisions]));
-  } catch { /* files opened from disk may have no storage */ }
-  refresh();
-}
 function restore() {
   const before = review.decided.map(([number, action, label]) => [number, { action, label }]);
-  let saved = null;
-  try {
-    saved = JSON.parse(window.localStorage.getItem(reviewKey));
-  } catch { /* nothing was saved */ }
-  for (const [number, decision] of saved || before) {
+  for (const [number, decision] of saved() || before) {
     if (review.images[number]) decisions.set(number, decision);
   }
 }
@@ -170,32 +156,12 @@ document.addEventListener("keydown", (event) => {
   if (act || !viewer.open) event.preventDefault();
 });
 
-// The bar, and the file.
-const bar = element("div", { id: "review-bar" },
-  element("span", { id: "review-count" }),
-  element("div", {},
-    element("button", { type: "button", id: "review-clear", textContent: "Clear all", onclick: clearAll }),
-    element("button", { type: "button", id: "review-export", textContent: "Save decisions.csv", onclick: exportDecisions })));
-bar.setAttribute("role", "region");
-bar.setAttribute("aria-label", "Decisions");
-bar.firstChild.setAttribute("aria-live", "polite");
-document.querySelector("footer").before(bar);
-function clearAll() {
-  if (!window.confirm(`Forget ${decisions.size} decisions?`)) return;
-  decisions.clear();
-  save();
-}
-const quoted = (value) => `"${String(value).replaceAll('"', '""')}"`;
+// The file.
 function csv() {
   const lines = [...decisions].map(([number, { action, label }]) => ({ ...review.images[number], action, label }));
   lines.sort((one, other) => one.row - other.row);
   const rows = lines.map(({ path, row, action, label }) => [quoted(path), row, action, quoted(label)].join(","));
   return ["path,row,decision,new_label", ...rows, ""].join("\n");
-}
-function exportDecisions() {
-  const url = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
-  element("a", { href: url, download: "decisions.csv" }).click();
-  window.setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 restore();
 refresh();
