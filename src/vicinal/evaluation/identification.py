@@ -12,7 +12,7 @@ from vicinal.evaluation.clustering import cluster_agreement
 from vicinal.evaluation.open_set import same_image_or_group
 from vicinal.evaluation.resampling import check_confidence_level
 from vicinal.retrieval.by_class import class_similarities
-from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.linkage import cluster_photos
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arguments import is_number, shown
@@ -87,13 +87,8 @@ def evaluate_identification(
         vectors, UnitVectors(embeddings, "embedding", gallery), labels[queries], labels[gallery],
         same_image_or_group(table, queries, gallery), pooling=calibration.pooling,
     )  # fmt: skip
-    first, second = found.others.T
-    is_right = found.own > first
-    best = np.maximum(found.own, first)
-    scores = best
-    if calibration.score == "margin":
-        runner_up = np.where(is_right, first, np.maximum(found.own, second))
-        scores = best - np.maximum(runner_up, LOWEST_SIMILARITY)
+    is_right = found.own > found.others[:, 0]
+    scores = found.best - found.runner_up if calibration.score == "margin" else found.best
     is_new = ~calibration.accepts(scores)
     is_known = found.own > -np.inf
     is_unknown = ~np.isin(labels[queries], labels[gallery])

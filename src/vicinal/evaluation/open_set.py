@@ -140,14 +140,13 @@ def ood_scores(
 
 def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
     first, second = found.others[:, 0], found.others[:, 1]
-    return np.maximum(found.own, first), first, second
+    return found.best, first, second
 
 
 def _margins(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
     first, second, third = found.others.T
-    runner_up = np.where(found.own > first, first, np.maximum(found.own, second))
     third = np.maximum(third, LOWEST_SIMILARITY)  # where there are only two other classes
-    return np.maximum(found.own, first) - runner_up, first - second, second - third
+    return found.best - found.runner_up, first - second, second - third
 
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:

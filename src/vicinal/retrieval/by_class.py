@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vicinal.retrieval.calibration import POOLINGS, Pooling
+from vicinal.retrieval.calibration import LOWEST_SIMILARITY, POOLINGS, Pooling
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.scores import BLOCK_ROWS, ScoreBuffer, UnitVectors, check_same_dim, rows_within_budget
 from vicinal.utils.arrays import Floats, Integers
@@ -33,6 +33,18 @@ class ClassSimilarities:
     own: Floats
     others: Floats
     other_labels: Integers
+
+    @property
+    def best(self) -> Floats:
+        """Of the most similar class."""
+        return np.maximum(self.own, self.others[:, 0])
+
+    @property
+    def runner_up(self) -> Floats:
+        """Of the second most similar class, -1 where there is one class only; two other classes must be given."""
+        first, second = self.others[:, 0], self.others[:, 1]
+        runner_up = np.where(self.own > first, first, np.maximum(self.own, second))
+        return np.maximum(runner_up, LOWEST_SIMILARITY)
 
 
 def class_similarities(

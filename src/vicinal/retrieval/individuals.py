@@ -11,7 +11,7 @@ import pandas as pd
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.table import Table
 from vicinal.retrieval.by_class import class_similarities
-from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
+from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.linkage import cluster_photos
 from vicinal.retrieval.scores import UnitVectors
@@ -61,9 +61,9 @@ def identify(index: ImageIndex, vectors: Floats, table: Table, *, min_score: flo
         queries, UnitVectors(gallery, "vector"), np.full(len(queries), len(enrolled.classes)), enrolled.labels,
         pooling="best" if calibration is None else calibration.pooling,
     )  # fmt: skip
-    scores = found.others[:, 0].astype(np.float64)
+    scores = found.best.astype(np.float64)
     if calibration is not None and calibration.score == "margin":
-        scores = scores - np.maximum(found.others[:, 1], LOWEST_SIMILARITY)
+        scores = scores - found.runner_up
     is_new = scores < bound
     nearest = np.array(enrolled.classes, dtype=object)[found.other_labels[:, 0]]
     identities = nearest.copy()
