@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.losses.batches import Batch, nasty_batches
 from tests.losses.gradients import assert_near
 from tests.losses.miner_references import multi_similarity as mined
 from tests.processes import run_groups
-from tests.training.interruption import interrupt_in_step
+from tests.training.runs import assert_same_run, interrupted, trainer
 from vicinal import distillation
 from vicinal.data import ImageTransform
 from vicinal.distillation import S2SD
@@ -26,7 +25,6 @@ from vicinal.losses import (
     ContrastiveLoss,
     CrossEntropyLoss,
     Loss,
-    MarginLoss,
     MultiSimilarityLoss,
     NormSoftmaxLoss,
     ProxyAnchorLoss,
@@ -36,13 +34,11 @@ from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
 from vicinal.models import Embedder
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training import Recipe, Trainer, resume
+from vicinal.training import Recipe, resume, train
 from vicinal.training.class_centers import read_centers
-from vicinal.training.training_data import load_training_table
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils import distributed
-from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.errors import InputError
 
 BATCHES = {name: batch for name, batch in nasty_batches().items() if batch.references is None}
 F = 6
@@ -127,10 +123,8 @@ def test_distillation_is_zero_at_its_target_and_only_moves_the_embeddings() -> N
     batch = BATCHES["unequal classes"]
     x = batch.embeddings.clone().requires_grad_()
     source = PairSource.from_batch(x, batch.labels)
-    assert (
-        distillation.distillation(source, [PairSource.from_batch(3 * batch.embeddings, batch.labels)], 0.2).abs()
-        < 1e-12
-    )
+    same = PairSource.from_batch(3 * batch.embeddings, batch.labels)
+    assert distillation.distillation(source, [same], 0.2).abs() < 1e-12
     target = PairSource.from_batch(features_of(batch).requires_grad_(), batch.labels)
     value = distillation.distillation(source, [target], 0.2)
     assert value > 0.005
@@ -156,18 +150,6 @@ def test_features_are_distilled_after_their_warmup() -> None:
     assert restored.parts(source)["feature distillation"] == loss.parts(source)["feature distillation"] > 0
     none = made(MultiSimilarityLoss(), feature_weight=0.0)
     assert none.parts(source)["feature distillation"] == 0
-
-
-def test_parts_are_named_after_the_loss() -> None:
-    batch = BATCHES["unequal classes"]
-    parts = made(ContrastiveLoss() + 2 * MarginLoss()).parts(
-        PairSource.from_batch(*batch[:2], features=features_of(batch))
-    )
-    assert list(parts) == [
-        "ContrastiveLoss", "MarginLoss", "ContrastiveLoss (heads)", "MarginLoss (heads)", "distillation",
-        "feature distillation",
-    ]  # fmt: skip
-    torch.testing.assert_close(parts["ContrastiveLoss"], ContrastiveLoss()(*batch) / 2)
 
 
 @pytest.mark.parametrize(
@@ -226,10 +208,7 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (lambda: S2SD(S2SD(ContrastiveLoss())), "^S2SD: loss must be a loss other than S2SD"),
         (lambda: S2SD(ContrastiveLoss(), dims=[]), "^S2SD: dims = .* at least one$"),
         (lambda: S2SD(ContrastiveLoss(), dims=8), "^S2SD: dims is 8; give a list of dimensions"),
-        (
-            lambda: S2SD(ContrastiveLoss(), dims=[8, 0]),
-            r"^S2SD: dims = \[8, 0\] must be whole numbers from 1 to 65,536",
-        ),
+        (lambda: S2SD(ContrastiveLoss(), dims=[8, 0]), r"^S2SD: dims = \[8, 0\] must be whole numbers from 1 to"),
         (lambda: S2SD(ContrastiveLoss(), dims=[10**7]), "whole numbers from 1 to 65,536"),
         (lambda: S2SD(ContrastiveLoss(), in_features=0), "^S2SD: in_features = 0 must be at least 1"),
         (lambda: S2SD(ContrastiveLoss(), temperature=0.0), "^S2SD: temperature = 0.0 must be positive"),
@@ -240,10 +219,7 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (lambda: S2SD(ContrastiveLoss(), [8], 3)(X, LABELS, features=X), "^S2SD: features have 4 dimensions, not 3"),
         (lambda: S2SD(ContrastiveLoss(), [8], 4)(X, LABELS, features=X[:3]), r"^features must be float \[4, f\]"),
         (lambda: S2SD(ContrastiveLoss(), [8], 4)(X, LABELS, features=[1]), "^features must be a tensor, not list"),
-        (
-            lambda: S2SD(ContrastiveLoss(), [8], 4)(X, LABELS, X, LABELS, features=X),
-            "^S2SD: references have no features",
-        ),
+        (lambda: S2SD(ContrastiveLoss(), [8], 4)(X, LABELS, X, LABELS, features=X), "^S2SD: references have no featur"),
         (lambda: S2SD(ContrastiveLoss(), [8], 4).create_heads(5), "^S2SD: in_features = 4 does not fit; it must be 5"),
         (lambda: CrossBatchMemory(S2SD(ContrastiveLoss()), 8), "^CrossBatchMemory: S2SD cannot compare with a memory"),
         (lambda: SiMix(S2SD(ContrastiveLoss())), "not S2SD$"),
@@ -304,33 +280,24 @@ def test_features_are_those_that_the_head_gets() -> None:
 
 def test_selected_samples_and_other_features_are_refused(small: list[str], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^sample_selection: a loss that uses features"):
-        trainer(small, tmp_path, "--sample_selection.method=prism")
+        trainer([*small, *S2SD_SETTINGS], tmp_path, "--sample_selection.method=prism")
     with pytest.raises(InputError, match=r"^S2SD: in_features = 3 does not fit; it must be "):
-        trainer(small, tmp_path, "--loss.in_features=3")
+        trainer([*small, *S2SD_SETTINGS], tmp_path, "--loss.in_features=3")
 
 
 S2SD_SETTINGS = ["--loss=S2SD", "--loss.loss=NormSoftmaxLoss", "--loss.dims=[12, 16]", "--loss.feature_warmup=2"]
 
 
-def trainer(small: list[str], out: Path, *more: str) -> Trainer:
-    recipe = Recipe.load(overrides=[*small, *S2SD_SETTINGS, *more])
-    return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
-
-
 def test_a_run_resumes_and_leaves_the_heads_out_of_the_model(small: list[str], tmp_path: Path) -> None:
-    whole, stopped = (trainer(small, tmp_path / name) for name in ("whole", "stopped"))
-    whole.fit()
-    interrupt_in_step(stopped, 3, signal.SIGTERM)
-    with pytest.raises(InterruptedRunError):
-        stopped.fit()
-    resume(stopped.run.path)
-    log = pd.read_csv(whole.run.log)
+    settings = [*small, *S2SD_SETTINGS]
+    whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
+    assert_same_run(resume(interrupted(settings, tmp_path / "stopped", 3).path), whole)
+    log = pd.read_csv(whole.log)
     assert {"NormSoftmaxLoss", "NormSoftmaxLoss (heads)", "distillation", "feature distillation"} < set(log)
     assert (log["feature distillation"][:2] == 0).all()
     assert (log["feature distillation"][2:] > 0).all()
-    assert pd.read_csv(stopped.run.log)["loss"].tolist() == log["loss"].tolist()
-    assert not any("heads" in name for name in Embedder.from_pretrained(whole.run.model).state_dict())
-    assert list(read_centers(whole.run.centers).tensors) == ["loss.centers"]
+    assert not any("heads" in name for name in Embedder.from_pretrained(whole.model).state_dict())
+    assert list(read_centers(whole.centers).tensors) == ["loss.centers"]
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -360,13 +327,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for name, make in PROCESS_LOSSES.items():
         expected = process_step(make, slice(None))
         together = [torch.cat(parts) / 2 for parts in zip(first[name][:2], second[name][:2], strict=True)]
-        torch.testing.assert_close(
-            [*together, *first[name][2:]],
-            expected,
-            rtol=1e-9,
-            atol=1e-12,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        close = {"rtol": 1e-9, "atol": 1e-12, "msg": lambda text, name=name: f"{name}: {text}"}
+        torch.testing.assert_close([*together, *first[name][2:]], expected, **close)
 
 
 def _process(rank: int, _: int) -> dict[str, list[Tensor]]:

@@ -73,8 +73,7 @@ def contrastive_by_hand(x: Tensor, labels: Tensor, past: list[tuple[Tensor, int]
     return sum((torch.stack(half).mean() for half in hinges.values() if half), x.sum() * 0)
 
 
-@pytest.mark.parametrize("size", [1, 4, 6, 15, 1000])
-@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize(("size", "warmup"), [(1, 0), (4, 2), (15, 0), (1000, 2)])
 def test_is_a_loss_against_a_list_of_past_embeddings(size: int, warmup: int) -> None:
     loss = CrossBatchMemory(ContrastiveLoss(reduction="pairs"), size, warmup)
     past: list[tuple[Tensor, int]] = []
@@ -170,13 +169,6 @@ def test_evaluation_stores_nothing() -> None:
     assert len(loss.embeddings) == 12
 
 
-def test_a_forward_pass_without_gradients_fills_the_memory() -> None:
-    loss = CrossBatchMemory(ContrastiveLoss(), 12)
-    with torch.no_grad():
-        loss(*batches(1)[0])
-    assert len(loss.embeddings) == 6
-
-
 def test_a_relation_is_kept_with_its_labels() -> None:
     def share_a_tag(tags: Tensor, others: Tensor) -> Tensor:
         return (tags[:, None] * others[None]).any(dim=-1)
@@ -247,11 +239,7 @@ MASK = LABELS[:, None] == LABELS
         ((X, LABELS, X, LABELS, 0), {}, "the memory is the references"),
         ((X,), {"positive": MASK}, "masks do not cover pairs with the memory"),
         ((torch.eye(5)[:4], LABELS), {}, r"embeddings \[n, 5\] do not fit those in the memory, \[n, 4\]"),
-        (
-            (X, LABELS[:, None]),
-            {"relation": lambda a, b: a == b.T},
-            r"labels \[n, 1\] do not fit those in the memory, \[n\]",
-        ),
+        ((X, LABELS[:, None]), {"relation": lambda a, b: a == b.T}, r"labels \[n, 1\] do not fit those in the"),
         ((X, LABELS[:3]), {}, r"labels must be int \[4\]"),
     ],
 )
@@ -285,7 +273,7 @@ def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
     [
         # Smaller than an epoch: it wraps, and the kill comes when it has.
         ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
-        pytest.param(["--loss=MarginLoss"], marks=pytest.mark.slow),
+        ["--loss=MarginLoss"],
     ],
     ids=["memory", "random miner"],
 )

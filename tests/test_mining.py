@@ -17,14 +17,7 @@ from torch import Tensor
 from tests.losses.cases import MINERS
 from tests.losses.references import Anchor
 from vicinal.losses import MarginLoss, TripletLoss
-from vicinal.mining import (
-    DistanceWeightedMiner,
-    HardestMiner,
-    Miner,
-    MultiSimilarityMiner,
-    SemiHardMiner,
-    SequentialMiner,
-)
+from vicinal.mining import DistanceWeightedMiner, HardestMiner, Miner, MultiSimilarityMiner
 from vicinal.similarity.pair_source import PairSource
 from vicinal.similarity.rows import ClassPairs, MaskedPairs, Rows
 
@@ -117,16 +110,6 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
             expected = torch.cat(choice) if expected is None else expected
             assert torch.equal(torch.cat(choice), expected)
     assert expected.count_nonzero() > 0
-
-
-def test_which_miners_are_random() -> None:
-    still, drawing = HardestMiner(), DistanceWeightedMiner()
-    assert not any(
-        m.is_random for m in (still, still & still, still | still, SequentialMiner([still, SemiHardMiner()]))
-    )
-    assert all(m.is_random for m in (drawing, still & drawing, drawing | still, SequentialMiner([still, drawing])))
-    assert "calls" not in dict(TripletLoss(miner=still).named_buffers())
-    assert "calls" in dict(TripletLoss(miner=still | drawing).named_buffers())
 
 
 # Distance-weighted sampling -------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from vicinal.utils.errors import InputError
 
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
-TEXT = "\n".join(PAGES.values())
 INTERNAL = {"vicinal.report.page.markup"}  # its public names belong to another package
 BASES = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "CenterBasedLoss", "WeightedSum"}
 
@@ -47,27 +46,6 @@ def packages() -> list[str]:
     return [name for name in names if name != "vicinal" and name not in INTERNAL]
 
 
-def is_on_a_page(package: str, name: str) -> bool:
-    """Whether a page documents all names with a docstring of the package, or the name itself."""
-    value = getattr(importlib.import_module(package), name)
-    documents_all = f".. automodule:: {package}\n   :members:" in TEXT
-    has_docstring = (inspect.isclass(value) or inspect.isfunction(value)) and bool(value.__doc__)
-    alone = re.search(rf"^.. auto\w+:: vicinal[\w.]*\.{name}$", TEXT, re.MULTILINE)
-    return (documents_all and has_docstring) or alone is not None
-
-
-@pytest.mark.parametrize("package", packages())
-def test_every_public_name_is_on_a_page(package: str) -> None:
-    parent = package.rpartition(".")[0]  # vicinal.data exports most benchmarks too, and documents them
-    exported = importlib.import_module(parent).__all__ if parent != "vicinal" else ()
-    missing = [
-        name
-        for name in importlib.import_module(package).__all__
-        if not is_on_a_page(package, name) and not (name in exported and is_on_a_page(parent, name))
-    ]
-    assert not missing
-
-
 def test_the_build_checks_the_same_packages() -> None:
     assert {f"vicinal.{name}" for name in load_extension().PUBLIC_PACKAGES} == set(packages())
 
@@ -82,13 +60,6 @@ def test_every_verb_is_on_the_page_of_the_command() -> None:
         assert f"## vicinal {verb.__name__}\n\n```{{verb-help}} {verb.__name__}\n```" in PAGES["command"]
 
 
-def test_help_is_what_the_command_prints() -> None:
-    extension = load_extension()
-    assert extension.help_text().startswith("usage: vicinal [-h] [--version] VERB")
-    assert "--exclude_self" in extension.help_text("search")
-    assert "--optimizer.lr" in extension.help_text("train")
-
-
 @pytest.mark.parametrize("recipe", [Recipe, RefinerRecipe])
 def test_every_setting_is_in_the_reference_of_recipes(recipe: type[BaseRecipe]) -> None:
     settings = [each for group in load_extension().groups_of(recipe.__name__) for each in group.settings]
@@ -98,18 +69,6 @@ def test_every_setting_is_in_the_reference_of_recipes(recipe: type[BaseRecipe]) 
     }
     assert sorted(each.key for each in settings) == sorted({*setting_names(schema)} - groups)
     assert all(each.description for each in settings)
-
-
-def test_types_and_defaults_are_as_in_a_recipe() -> None:
-    groups = load_extension().groups_of("RefinerRecipe")
-    settings = {each.key: (each.type, each.default) for group in groups for each in group.settings}
-    names = ("refiner.context", "max_grad_norm", "guardrail_metrics", "loss")
-    assert [settings[name] for name in names] == [
-        ("neighbors | self", "neighbors"),
-        ("float | null", "null"),
-        ("list[str]", "[recall@1, mAP@R]"),
-        ("Loss", "SmoothAPLoss"),
-    ]
 
 
 def rows_of_the_loss_table() -> dict[str, list[str]]:

@@ -82,9 +82,7 @@ def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in LONG)) for page in TUTORIALS]
 )
-def test_a_tutorial_runs_from_top_to_bottom(
-    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tutorial_runs_from_top_to_bottom(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("VICINAL_DATA", str(folder / "cache"))
     blocks = BLOCK.findall(page.read_text())
@@ -96,19 +94,3 @@ def test_a_tutorial_runs_from_top_to_bottom(
         assert not printed or capsys.readouterr().out.strip() == printed.strip()
     for module in Path.cwd().glob("*.py"):  # the page's own; another page may use the same name
         sys.modules.pop(module.stem, None)
-
-
-def test_every_tutorial_begins_with_its_result_and_ends_with_links() -> None:
-    for page in TUTORIALS:
-        text = page.read_text()
-        assert "**At the end you will have**" in text, page.name
-        assert "**You need**" in text, page.name
-        last = text[text.rindex("\n## ") :]
-        assert last.startswith("\n## Next steps\n"), page.name
-        assert "](../guides/" in last, page.name
-        assert "`vicinal." in last, page.name
-
-
-def test_the_site_lists_every_tutorial() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    assert {f"tutorials/{page.stem}" for page in TUTORIALS} == set(re.findall(r"^tutorials/\w+$", index, re.MULTILINE))

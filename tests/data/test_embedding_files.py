@@ -25,11 +25,12 @@ def vectors(rows: int = 3) -> np.ndarray:
 
 @pytest.mark.parametrize("ending", ["parquet", "npy"])
 def test_embeddings_and_table_come_back_bit_for_bit(tmp_path: Path, ending: str) -> None:
-    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
-    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
-    assert found.dtype == np.float32
-    assert np.array_equal(found, vectors())
-    pd.testing.assert_frame_equal(found_table.frame, table().frame)
+    for stored in (table(), Table(pd.DataFrame(index=range(3)))):  # the second without columns replaces the first
+        save_embeddings(tmp_path / f"e.{ending}", vectors(), stored)
+        found, found_table = load_embeddings(tmp_path / f"e.{ending}")
+        assert found.dtype == np.float32
+        assert np.array_equal(found, vectors())
+        pd.testing.assert_frame_equal(found_table.frame, stored.frame, check_column_type=False)
 
 
 def test_a_flipped_bit_in_a_parquet_file_is_noticed(tmp_path: Path) -> None:
@@ -47,15 +48,6 @@ def test_a_flipped_bit_in_a_parquet_file_is_noticed(tmp_path: Path) -> None:
             assert message.startswith(f"{path}: ")
             refused += 1
     assert refused > 45
-
-
-@pytest.mark.parametrize("ending", ["parquet", "npy"])
-def test_a_table_without_columns(tmp_path: Path, ending: str) -> None:
-    save_embeddings(tmp_path / f"e.{ending}", vectors(), table())
-    save_embeddings(tmp_path / f"e.{ending}", vectors(), Table(pd.DataFrame(index=range(3))))
-    found, found_table = load_embeddings(tmp_path / f"e.{ending}")
-    assert np.array_equal(found, vectors())
-    assert (len(found_table), list(found_table.frame.columns)) == (3, [])
 
 
 def test_parquet_holds_a_fixed_size_list_and_is_a_table_too(tmp_path: Path) -> None:
@@ -87,16 +79,6 @@ def test_wrong_vectors_are_not_saved(tmp_path: Path, wrong: np.ndarray, message:
         with pytest.raises(InputError, match=message):
             save_embeddings(tmp_path / f"e.{ending}", wrong, table())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"written to a file ending in \.parquet or \.npy"):
-        save_embeddings(tmp_path / "e.csv", vectors(), table())
-    (tmp_path / "e.csv").touch()
-    with pytest.raises(InputError, match=r"read from a file ending in \.parquet or \.npy"):
-        load_embeddings(tmp_path / "e.csv")
-    with pytest.raises(InputError, match=r"lost\.npy: no such file"):
-        load_embeddings(tmp_path / "lost.npy")
 
 
 def test_broken_files(tmp_path: Path) -> None:

@@ -106,9 +106,7 @@ def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest
         ([], None),
     ],
 )
-def test_folders_without_images_are_named(
-    tmp_path: Path, empty: list[str], named: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_without_images_are_named(tmp_path: Path, empty: list[str], named: str | None, capsys) -> None:
     fill(tmp_path, "cat/1.png", "owl/2.png")
     for folder in empty:
         (tmp_path / folder).mkdir(parents=True)
@@ -158,9 +156,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
-def test_file_names_that_are_no_text_are_left_out_and_named(
-    tmp_path: Path, name: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_file_names_that_are_no_text_are_left_out_and_named(tmp_path: Path, name: bytes, capsys) -> None:
     file = tmp_path / os.fsdecode(name)
     try:
         fill(tmp_path, str(file))

@@ -50,10 +50,7 @@ def test_the_seed_of_a_dataset_determines_splits_and_noise(source: str) -> None:
     [
         ({"source": None}, "data.source is missing: give a folder of class folders"),
         ({"classes": {"val": [1]}}, "has no rows in the split train; its splits: val"),
-        (
-            {"label_column": None},
-            "has no labels; training needs a folder for each class, all at the same depth, or a column",
-        ),
+        ({"label_column": None}, "has no labels; training needs a folder for each class, all at the same depth, or a"),
         ({"label_column": "path"}, "only one class"),
     ],
 )

@@ -20,7 +20,7 @@ from vicinal.utils.errors import InputError
 
 
 @given(classes=st.integers(3, 200), train=st.floats(0.34, 0.6), val=st.floats(0.34, 0.39), seed=st.integers(0, 99))
-def test_fractions_give_each_class_one_split_in_the_right_numbers(
+def test_fractions_give_each_class_one_split_in_right_numbers(
     classes: int, train: float, val: float, seed: int
 ) -> None:
     chosen = splits_by_fraction(range(classes), {"val": val, "train": train}, seed)

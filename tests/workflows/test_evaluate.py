@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.conftest import metrics_in, output
+from tests.conftest import metrics_in, output, refused
 from tests.data.benchmarks.test_revisited import root as roxford_root
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
@@ -61,13 +60,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, noise in (("good", 0.8), ("fair", 1.1), ("bad", 1.6)):
         save_embeddings(f"{name}.parquet", embeddings(noise), TABLE)
     return tmp_path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    capsys.readouterr()
-    with contextlib.suppress(SystemExit):  # how the parser of the flags ends the command
-        assert main([str(argument) for argument in arguments]) == 2
-    return capsys.readouterr().err
 
 
 def rows(text: str) -> list[dict[str, str]]:
@@ -303,15 +295,8 @@ def test_rows_that_are_neither_query_nor_gallery_do_not_count(files: Path, capsy
 
 
 def test_what_may_mislead_is_said(files: Path, capsys) -> None:
-    output(capsys, "evaluate", "good.parquet", "--intervals")
     assert main(["evaluate", "good.parquet", "--intervals"]) == 0
     assert "confidence intervals from 12 classes are too narrow" in capsys.readouterr().err
-    frame = TABLE.frame.assign(split=np.where(TABLE.labels < 6, "train", "test"))
-    save_embeddings("split.parquet", embeddings(1.0), Table(frame))
-    assert main(["evaluate", "split.parquet"]) == 0
-    assert "split.parquet: images of all splits are evaluated, training images too" in capsys.readouterr().err
-    assert main(["evaluate", "split.parquet", "--split", "test"]) == 0
-    assert not capsys.readouterr().err
 
 
 def test_vehicle_ids_protocol(files: Path, capsys) -> None:

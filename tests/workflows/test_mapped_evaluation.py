@@ -118,9 +118,7 @@ def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
         (("--devices", 2000), "divide by at most as many"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(
-    words: tuple[object, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_divided_is_refused(words: tuple[object, ...], message: str, tmp_path: Path, capsys) -> None:
     from vicinal.cli.main import main
 
     save_embeddings(tmp_path / "x.parquet", np.eye(4), Table(pd.DataFrame({"label": [0, 0, 1, 1]})))

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import metrics_in, output
-from vicinal.cli.main import main
+from tests.conftest import metrics_in, output, refused
 from vicinal.data import ImageDataset, Table
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder, embedder
@@ -104,9 +103,7 @@ def test_costs_are_of_models_only(models: list[str], photos: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_one_model_is_in_memory_at_a_time(
-    models: list[str], photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_model_is_in_memory_at_a_time(models: list[str], photos: Path, capsys, monkeypatch) -> None:
     alive: weakref.WeakSet[Embedder] = weakref.WeakSet()
     before: list[int] = []
     load = model_loading.load_model
@@ -128,8 +125,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_images_are_read(
 ) -> None:
     monkeypatch.setattr(Embedder, "embed", lambda *_, **__: pytest.fail("images were embedded"))
     Path("other", "model.safetensors").write_bytes(b"damaged")
-    assert main(["evaluate", "--images", str(photos), *models, "--compare"]) == 2
-    error = capsys.readouterr().err
+    error = refused(capsys, "evaluate", "--images", photos, *models, "--compare")
     assert "other/model.safetensors" in error
     assert len(error.splitlines()) == 1
 
@@ -167,10 +163,7 @@ def test_how_a_model_was_trained_is_read_from_its_recipe(recipe: dict[str, Any],
     assert kind_of_training(recipe, is_backbone=False) == kind
 
 
-def test_a_runs_file_that_is_damaged(
-    models: list[str], photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_file_that_is_damaged(models: list[str], photos: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Embedder, "embed", lambda *_, **__: pytest.fail("images were embedded"))
     Path("head", "training.json").write_text("{}")
-    assert main(["evaluate", "--images", str(photos), *models[1:3], "--compare"]) == 2
-    assert "head/training.json: damaged" in capsys.readouterr().err
+    assert "head/training.json: damaged" in refused(capsys, "evaluate", "--images", photos, *models[1:3], "--compare")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.models.execution import usable_device
-from vicinal.models.head import PoolingName
 from vicinal.training.checkpoint import save_checkpoint
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.models import EmbeddingOptions, check_backbone, load_model, load_refiner
+from vicinal.workflows.models import check_backbone, load_model, load_refiner
 
 
 def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:
@@ -83,9 +81,7 @@ def test_a_folder_wins_over_a_backbone_of_its_name(tmp_path: Path, monkeypatch: 
 
 
 def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match="model timm/resnet5O: backbone: timm has no model 'resnet5O'; nearest: resnet50"
-    ):
+    with pytest.raises(InputError, match="model timm/resnet5O: backbone: timm has no model 'resnet5O'; nearest:"):
         load_model("timm/resnet5O")
     with pytest.raises(InputError, match="model resnet5O: no such folder; backbone: timm has no"):
         load_model("resnet5O")
@@ -95,11 +91,6 @@ def test_untrained_backbones_that_do_not_exist(offline: None, tmp_path: Path) ->
         check_backbone("timm/")
     with pytest.raises(InputError, match="run has its own pooling; pooling is for backbones"):
         load_model(str(tmp_path / "run"), "gem")
-
-
-def test_the_poolings_are_those_of_models() -> None:
-    kinds = get_type_hints(EmbeddingOptions)["pooling"]
-    assert set(get_args(get_args(kinds)[0])) == set(get_args(PoolingName))
 
 
 def test_usable_device() -> None:

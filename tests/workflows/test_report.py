@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.conftest import SMALL
+from tests.conftest import SMALL, refused
 from tests.workflows.test_evaluate import TABLE, embeddings
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
@@ -47,8 +47,7 @@ def test_a_page_of_embeddings_has_their_metrics_and_intervals(here: Path, capsys
     assert (here / "report.html").is_file()
     small = page(capsys, "bad.parquet", "--map-images", 20, "--intervals", "none")
     assert len(re.search(r'"map":\{[^}]*?"x":\[([^\]]*)\]', small)[1].split(",")) == 20  # type: ignore[index]
-    assert main(["report", "bad.parquet", "--confidence_level", "95"]) == 2
-    assert "confidence_level = 95.0 is invalid" in capsys.readouterr().err
+    assert "confidence_level = 95.0 is invalid" in refused(capsys, "report", "bad.parquet", "--confidence_level", "95")
 
 
 def words(text: str) -> list[str]:
@@ -108,8 +107,7 @@ def test_one_class_has_a_page_without_intervals(here: Path, capsys) -> None:
     ],
 )
 def test_what_cannot_be_asked(arguments: list[str], message: str, here: Path, capsys) -> None:
-    assert main(["report", *arguments]) == 2
-    error = capsys.readouterr().err
+    error = refused(capsys, "report", *arguments)
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (here / "report.html").exists()

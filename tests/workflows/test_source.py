@@ -13,7 +13,6 @@ from vicinal.cli.main import main
 from vicinal.data import ImageTransform, Table, save_embeddings
 from vicinal.models import Embedder
 from vicinal.retrieval import Index
-from vicinal.utils.errors import InputError
 from vicinal.workflows import Source
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.models import load_model
@@ -59,7 +58,7 @@ def test_other_folders_hold_images(tmp_path: Path, config: str) -> None:
         ("file,path,kind,label", "b.png", "dog"),  # the usual names come first
     ],
 )
-def test_remembered_names_are_taken_where_a_table_has_no_usual_ones(
+def test_remembered_names_are_taken_where_there_are_no_usual(
     header: str, path: str, label: str, tmp_path: Path
 ) -> None:
     cells = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}
@@ -112,9 +111,7 @@ def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, p
     assert EmbeddingReader().embed(str(again)).fingerprint == fingerprint
 
 
-def test_fingerprints_are_computed_lazily(
-    model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprints_are_computed_lazily(model: Path, photos: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("VICINAL_DATA", str(tmp_path))  # where no exported model is kept
     counted = []
     monkeypatch.setattr(Embedder, "fingerprint", lambda self: counted.append(1) or "abc")
@@ -129,17 +126,3 @@ def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path)
     Index.build(np.eye(2), table, made_with=made_with).save(tmp_path / "i")
     found = EmbeddingReader(where="kind == 'bowl' and 'b.png' in file").embed(str(tmp_path / "i"))
     assert found.table.frame["label"].tolist() == ["bowl"]
-
-
-def test_labels_in_a_file_of_their_own_are_for_files_of_embeddings(tmp_path: Path, photos: Path) -> None:
-    np.save(tmp_path / "v.npy", np.eye(3, dtype=np.float32))
-    rows = {"file": ["a.png", "b.png", "c.png"], "kind": ["cat", "dog", "dog"], "split": ["train", "train", "test"]}
-    pd.DataFrame(rows).to_csv(tmp_path / "y.csv", index=False)
-    columns = {"path_column": "file", "label_column": "kind"}
-    reader = EmbeddingReader(labels=str(tmp_path / "y.csv"), **columns)  # type: ignore[arg-type]
-    part = reader.embed(str(tmp_path / "v.npy"), "train")
-    assert part.table.frame["label"].tolist() == ["cat", "dog"]
-    assert part.table.paths[0] == str(tmp_path / "a.png")
-    for read in (reader.embed, reader.list_images, lambda source: list(reader.embed_sources([source]))):
-        with pytest.raises(InputError, match=r"--labels is for files of embeddings, and .* is not one"):
-            read(str(photos / "class0" / "0.png"))

@@ -96,7 +96,6 @@ def test_a_cell_that_fails_fails_alone_and_is_tried_again_by_the_next_command(st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--grid.optimizer.lr={log: [0.1, 1]}"], "grid.optimizer.lr: a grid needs a list"),
         (["--grid.batch_size=[4, 16]"], "the cell batch_size = 16: .*classes"),
         ([*GRID, "--validation.metric=recall@0"], "validation.metric = recall@0"),
     ],

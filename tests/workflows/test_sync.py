@@ -87,9 +87,7 @@ def test_new_changed_and_vanished_files(photos: Path, tmp_path: Path) -> None:
     assert found.ids[0, 0] == 4  # an id is never used again
 
 
-def test_images_of_a_folder_that_cannot_be_listed_are_kept(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_a_folder_that_cannot_be_listed_are_kept(photos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     index, embed = tmp_path / "index", Embedding()
     for name in ("kiwi", "owl"):
         (photos / name).mkdir()
@@ -113,9 +111,7 @@ def test_images_of_a_folder_that_cannot_be_listed_are_kept(
         assert held(index) == ["kiwi2", "owl1", "owl2"]
 
 
-def test_images_behind_a_link_to_a_folder_that_is_away_are_kept(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_behind_a_link_to_a_folder_that_is_away_are_kept(photos: Path, tmp_path: Path, capsys) -> None:
     index, embed, disk = tmp_path / "index", Embedding(), tmp_path / "disk"
     disk.mkdir()
     (photos / "owl").symlink_to(disk)

@@ -191,9 +191,7 @@ def test_a_trial_that_fails_fails_alone(study_recipe: Path) -> None:
     assert "failed: CUDA out of memory" in result.page.read_text()
 
 
-def test_settings_that_do_not_fit_together_fail_without_a_process(
-    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_do_not_fit_together_fail_without_a_process(study_recipe: Path, monkeypatch) -> None:
     monkeypatch.undo()  # each recipe is checked
     monkeypatch.chdir(study_recipe.parent)
     monkeypatch.setattr(runs, "PAUSE", 0)
@@ -232,9 +230,7 @@ def test_hopeless_trials_are_ended_early(study_recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_folds_the_first_one_decides_which_trials_are_ended(
-    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_folds_the_first_one_decides_which_trials_are_ended(study_recipe: Path, monkeypatch) -> None:
     def scores(config: dict[str, Any]) -> list[float]:
         return [0.5, 0.6] if config["data"]["source"].endswith("fold0.parquet") else [0.1, 0.2]
 
@@ -287,9 +283,7 @@ def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_jobs_run_at_a_time_on_devices_of_their_own(
-    study_recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_jobs_run_at_a_time_on_devices_of_their_own(study_recipe: Path, monkeypatch) -> None:
     monkeypatch.setattr("vicinal.workflows.tuning.runs._devices", lambda recipe: ["3", "5"])
     start = MadeUp()
     run(study_recipe, start, trials=4, jobs=2)
@@ -322,18 +316,3 @@ def test_the_replay_has_the_batches_of_the_search(study_recipe: Path, monkeypatc
     result = run(study_recipe, start, LR, "--batch_size=null", trials=1)
     found = Recipe.load(result.recipe).settings
     assert (found.batch_size, found.samples_per_class) == (6, 2)  # of three classes; of all six it would be 12
-
-
-@pytest.mark.slow
-def test_a_search_has_no_test_images(study_recipe: Path) -> None:
-    start = MadeUp()
-    result = run(study_recipe, start)
-    assert result.test is None
-    assert not start.names("evaluate")
-    assert {start.configs[name]["data"]["source"] for name in start.names()} == {
-        str(Path("study/tables/half.parquet").resolve())
-    }
-    table = Table.from_parquet("study/tables/half.parquet")
-    assert table.splits == ["train", "val"]
-    assert table.subset("train").classes == ["c0", "c1", "c2"]
-    assert table.subset("val").classes == ["c3", "c4", "c5"]

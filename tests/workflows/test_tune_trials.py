@@ -54,9 +54,7 @@ def run(study: optuna.Study, number: int | None, objective: Any = score, is_stop
     run_trials(study, objective, number, 1, is_stopping, lambda trial: None)
 
 
-def test_a_trial_whose_process_was_killed_is_repeated_with_its_settings(
-    folder: StudyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_process_was_killed_is_repeated_with_its_settings(folder: StudyFolder, monkeypatch) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from tests.workflows.test_tune_trials import StudyFolder, opened, run, values\n"

@@ -28,7 +28,7 @@ def sub_batches_of(sampler: HierarchicalBatchSampler, labels: np.ndarray, sample
     return labels[rows[:, :, 0]].reshape(len(sampler), sampler.coarse_classes_per_batch, -1)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     sizes=st.lists(st.lists(st.integers(3, 30), min_size=1, max_size=12), min_size=2, max_size=8),
     samples_per_class=st.integers(2, 3),
@@ -176,9 +176,7 @@ def test_processes_together_have_the_batches_of_one(world_size: int) -> None:
         assert set(Counter(labels[rows].tolist()).values()) == {4}  # whole classes
 
 
-def test_small_coarse_classes_are_merged_and_logged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_small_coarse_classes_are_merged_and_logged(capsys) -> None:
     labels, coarse = images_of([[4] * 6, [4] * 2, [4], [4] * 5])
     names = np.array(["owl", "cat", "ant", "dog"])[coarse]
     sampler = HierarchicalBatchSampler(labels, names, batch_size=24, samples_per_class=4)
@@ -219,27 +217,11 @@ def test_small_classes_are_dropped_or_drawn_with_replacement(capsys: pytest.Capt
         ("aabbcd", {}, "class 'dog' has the coarse labels c and d; a class has one"),
         ("aaaaaa", {}, r"there is only one coarse class \(a\); use batches without coarse classes"),
         ("aaaaa", {}, "6 labels and 5 coarse labels"),
-        (
-            "aabbcc",
-            {"batch_size": 6, "coarse_classes_per_batch": 2},
-            "batch_size must be a multiple of samples_per_class times coarse_classes_per_batch",
-        ),
+        ("aabbcc", {"batch_size": 6, "coarse_classes_per_batch": 2}, "batch_size must be a multiple of"),
         ("aabbcc", {"coarse_classes_per_batch": 0}, "coarse_classes_per_batch 0; batch_size must be"),
-        (
-            "aabbbb",
-            {"batch_size": 6, "coarse_classes_per_batch": 3},
-            "coarse_classes_per_batch is 3, but there are only 2 coarse classes; take fewer",
-        ),
-        (
-            "aabbbb",
-            {"batch_size": 4, "coarse_classes_per_batch": 1},
-            "2 coarse classes are needed, but 1 is left of 2, since those of fewer than the 2 classes",
-        ),
-        (
-            "aabbcc",
-            {"class_sampling": "exhaustive"},
-            "class_sampling is 'exhaustive'; with coarse classes it can be",
-        ),
+        ("aabbbb", {"batch_size": 6, "coarse_classes_per_batch": 3}, "coarse_classes_per_batch is 3, but there are"),
+        ("aabbbb", {"batch_size": 4, "coarse_classes_per_batch": 1}, "2 coarse classes are needed, but 1 is left of"),
+        ("aabbcc", {"class_sampling": "exhaustive"}, "class_sampling is 'exhaustive'; with coarse classes it can be"),
         ("aabbcc", {"coarse_sampling": "all"}, "coarse_sampling is 'all'; with coarse classes it can be by_size or un"),
         ("aabbcc", {"batch_size": 8}, "that takes 4 classes, but there are 3"),
         ("aabbcc", {"world_size": 4}, "classes per batch: 2 cannot be divided evenly among 4 processes"),

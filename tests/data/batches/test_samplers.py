@@ -215,29 +215,14 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"batch_size": 10, "samples_per_class": 4},
-            "batch_size is 10, samples_per_class 4; batch_size must be a multiple of samples_per_class",
-        ),
-        (
-            {"batch_size": 10, "samples_per_class": 2},
-            r"takes 5 classes, but there are 3; take a batch_size of 6 or less",
-        ),
+        ({"batch_size": 10, "samples_per_class": 4}, "batch_size is 10, samples_per_class 4; batch_size must be a"),
+        ({"batch_size": 10, "samples_per_class": 2}, r"takes 5 classes, but there are 3; take a batch_size of 6 or"),
         ({"batch_size": 12, "samples_per_class": 4}, r"but there are 2 \(1 with fewer than 4 images left out\)"),
-        (
-            {"batch_size": 6, "samples_per_class": 2, "world_size": 2},
-            "classes per batch: 3 cannot be divided evenly among 2 processes",
-        ),
+        ({"batch_size": 6, "samples_per_class": 2, "world_size": 2}, "classes per batch: 3 cannot be divided evenly"),
         ({"batch_size": 4, "samples_per_class": 2, "world_size": 2, "rank": 2}, "rank is 2 of 2"),
         ({"batch_size": 4, "samples_per_class": 2, "seed": -1}, "seed -1"),
-        (
-            {"batch_size": 4, "samples_per_class": 2, "small_classes": "keep"},
-            "small_classes is 'keep'; it can be drop or replace",
-        ),
-        (
-            {"batch_size": 4, "samples_per_class": 2, "class_sampling": "all"},
-            "class_sampling is 'all'; it can be by_size, uniform, exhaustive",
-        ),
+        ({"batch_size": 4, "samples_per_class": 2, "small_classes": "keep"}, "small_classes is 'keep'; it can be"),
+        ({"batch_size": 4, "samples_per_class": 2, "class_sampling": "all"}, "class_sampling is 'all'; it can be"),
         ({"batch_size": 4, "samples_per_class": 2, "num_batches": 0}, "num_batches is 0; it must be at least 1"),
     ],
 )

@@ -42,10 +42,7 @@ def test_the_devkit_alone_has_no_classes_of_test_images(tmp_path: Path) -> None:
     labels.rename(tmp_path / "devkit" / labels.name)
     assert len(cars(tmp_path)) == 50
     (tmp_path / "devkit" / labels.name).unlink()
-    with pytest.raises(
-        InputError,
-        match=r"no cars_test_annos_withlabels\.mat, nor one in devkit/; .* cars_test_annos\.mat does not tell",
-    ):
+    with pytest.raises(InputError, match=r"no cars_test_annos_withlabels\.mat, nor one in devkit/; "):
         cars(tmp_path)
     (tmp_path / "devkit" / "cars_test_annos.mat").rename(labels)
     with pytest.raises(InputError, match=r"withlabels\.mat: has no class; the fields of its annotations are bbox_x1, "):

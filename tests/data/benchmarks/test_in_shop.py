@@ -50,9 +50,7 @@ def test_images_of_high_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     table = in_shop_highres(tmp_path)
     assert table.paths[0].startswith(str(folder / "Img/img_highres/MEN"))
     assert not table.has("box_x_1")  # the boxes are those of the small images
-    with pytest.raises(
-        InputError, match="no folder img, nor one in Img/; there is img_highres, which is read as in_shop_highres"
-    ):
+    with pytest.raises(InputError, match="no folder img, nor one in Img/; there is img_highres, which is read as"):
         in_shop(tmp_path)
 
 
@@ -75,9 +73,7 @@ def test_bad_boxes(folder: Path) -> None:
     path = folder / "Anno" / BOXES
     whole = path.read_text()
     path.write_text(whole.replace(" 003 002 020 016\n", " 003 002 003 016\n", 1))
-    with pytest.raises(
-        InputError, match=r"inshop\.txt, line 3: the bounding box from \(3, 2\) to \(3, 16\) is empty or"
-    ):
+    with pytest.raises(InputError, match=r"inshop\.txt, line 3: the bounding box from \(3, 2\) to \(3, 16\) is empty"):
         in_shop(folder)
     path.write_text(whole.replace("50\n", "49\n", 1).removesuffix(whole.splitlines(keepends=True)[-1]))
     with pytest.raises(InputError, match=r"no bounding box of 1 images, such as img/MEN/Denim/id_00000001/00_1_front"):

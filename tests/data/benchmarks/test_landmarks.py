@@ -73,10 +73,7 @@ class Evil:
             "of one type",
         ),
         (lambda content: content["val"]["cids"].__setitem__(0, 7), r"val: '7' in 'cids' is not the id of an image"),
-        (
-            lambda content: content["val"]["cids"].__setitem__(0, "aa/../../etc/passwd"),
-            r"'aa/\.\./\.\./etc/passwd' in 'cids'",
-        ),
+        (lambda content: content["val"]["cids"].__setitem__(0, "aa/../../etc/passwd"), r"'aa/\.\./\.\./etc/passwd' in"),
         (lambda content: content["val"]["cids"].__setitem__(0, content["val"]["cids"][1]), r"the id .* is there twice"),
         (lambda content: content["val"].update(cluster=["a"] * 10), r"train and val are of two types"),
         (lambda content: content["train"].update(cids=Evil()), r"gl18\.pkl: not a pickle of plain data"),
@@ -124,9 +121,7 @@ def test_parts_of_landmarks_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert landmarks_v2_full(tmp_path).splits == ["test"]
     assert "no train.csv, so landmarks_v2_full has no training images" in capsys.readouterr().err
     assert landmarks_v2(tmp_path).splits == ["train", "test"]
-    with pytest.raises(
-        InputError, match=r"nowhere: no train_clean\.csv or index\.csv in landmarks_v2/, google-landmark"
-    ):
+    with pytest.raises(InputError, match=r"nowhere: no train_clean\.csv or index\.csv in landmarks_v2/,"):
         landmarks_v2(tmp_path / "nowhere")
 
 
@@ -136,12 +131,7 @@ def test_parts_of_landmarks_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("train_clean.csv", "landmark_id", "landmark", r"train_clean\.csv: no column 'landmark_id'"),
         ("train_clean.csv", " ", " x", r"google-landmark: a list has the id 'x[0-9a-f]{16}'; ids are 16 digits"),
         ("index.csv", "\n", "\n0123456789abcdef\n", r"index_image_to_landmark\.csv: no line for 0123456789abcdef"),
-        (
-            "retrieval_solution_v2.1.csv",
-            "Public",
-            "Secret",
-            r"2\.1\.csv, line 4: Usage is not Public, Private, Ignored",
-        ),
+        ("retrieval_solution_v2.1.csv", "Public", "Secret", r"2\.1\.csv, line 4: Usage is not Public, Private,"),
         ("retrieval_solution_v2.1.csv", ",None,Ignored", ",None,Public", r"index\.csv: no line for None"),
         ("retrieval_solution_v2.1.csv", ",None,Ignored", ",,Public", r"2\.1\.csv, line 2: no images; a query that is"),
     ],

@@ -49,18 +49,12 @@ def test_images_that_could_not_be_downloaded_are_left_out(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "/img_v3/",
-            "/img_v2/",
-            r"train\.csv, line 1: '/data/cars_noise/img_v2/0/.*'; a line is \.\.\./img_v3/<number>/",
-        ),
+        ("/img_v3/", "/img_v2/", r"train\.csv, line 1: '/data/cars_noise/img_v2/0/.*'; a line is"),
         (".jpg,1\n", ".jpg,2\n", r"train\.csv, line 2: the label 1 in the folder 0, whose is 2"),
         ("/data/", "/dat/", r"train\.csv: the split train of cars98n has 30 images"),
     ],
 )
-def test_bad_lists_of_cars98n(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
-) -> None:
+def test_bad_lists_of_cars98n(tmp_path: Path, monkeypatch, old: str, new: str, message: str) -> None:
     write_cars98n(tmp_path)
     replace_text(tmp_path / "cars98n/CARSN_train.csv", old, new)
     if "has 30 images" in message:
@@ -92,12 +86,7 @@ def test_food_101n(tmp_path: Path) -> None:
     ("file", "old", "new", "message"),
     [
         ("Food-101N_release/meta/classes.txt", "dish_050", "soup", r"names other classes than that of"),
-        (
-            "Food-101N_release/meta/imagelist.tsv",
-            "dish_000/",
-            "dish_000",
-            r"imagelist\.tsv, line 2: 'dish_000.*'; a li",
-        ),
+        ("Food-101N_release/meta/imagelist.tsv", "dish_000/", "dish_000", r"imagelist\.tsv, line 2: 'dish_000.*'; a"),
         ("Food-101N_release/meta/verified_val.tsv", "\t0", "\t2", r"val\.tsv, line 2: the verdict '2'; it can be 1"),
         ("Food-101N_release/meta/verified_train.tsv", "dish_000/", "dish_9/", r"line 2: dish_9/.* is not in imagelist"),
         ("food-101/meta/train.txt", "dish_000/", "", r"train\.txt, line 1: '0'; a line is <class>/<image>"),

@@ -69,9 +69,7 @@ def contents(table: Table) -> list[bytes]:
 
 
 @pytest.mark.parametrize("make", [wds, parquet, saved])
-def test_images_are_written_where_they_are_needed(
-    make: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_written_where_they_are_needed(make: Callable[[Path], str], tmp_path: Path, monkeypatch) -> None:
     source = make(tmp_path)
     whole = load_table(source, root=tmp_path / "whole")
     monkeypatch.setattr(listing, "ROWS_PER_FRAME", 3)

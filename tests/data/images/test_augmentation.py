@@ -109,9 +109,7 @@ def test_a_transform_without_such_changes_leaves_nothing_to_the_device(table: Ta
 
 
 @pytest.mark.parametrize("transform", [FAST, ImageTransform(longest=48, color_jitter=0.4)])
-def test_batches_are_the_same_whoever_loads_which_part(
-    table: Table, transform: ImageTransform, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_the_same_whoever_loads_which_part(table: Table, transform: ImageTransform, monkeypatch) -> None:
     monkeypatch.setattr(batches_module, "PART_SIZE", 3)
     source = train_batches(ImageDataset(table, transform), PLAN, (7,), "device")
     expected = [source[number] for number in range(len(PLAN))]
@@ -133,9 +131,7 @@ def drawn(transform: ImageTransform, number: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("transform", "launches"), [(FAST, 38), (EXACT, 50), (ImageTransform(size=40), 3), (replace(FAST, flip=0.0), 35)]
 )
-def test_on_a_device_nothing_waits_and_launches_do_not_grow_with_the_batch(
-    transform: ImageTransform, launches: int
-) -> None:
+def test_on_devices_launches_do_not_grow_and_nothing_waits(transform: ImageTransform, launches: int) -> None:
     for number in (2, 50):
         pixels, parameters = drawn(transform, number)
         with pretend_device() as device:

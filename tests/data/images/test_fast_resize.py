@@ -99,9 +99,7 @@ def test_reduced_images_differ_by_little(
 @pytest.mark.parametrize("view", ["train", "test"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_in_full_size_differ_by_rounding_only(
-    tmp_path: Path, view: str, interpolation: str, channels: int
-) -> None:
+def test_images_in_full_size_differ_by_rounding(tmp_path: Path, view: str, interpolation: str, channels: int) -> None:
     transform = ImageTransform(
         size=64,
         interpolation=interpolation,  # type: ignore[arg-type]
@@ -143,9 +141,7 @@ def test_all_kinds_of_jpeg(tmp_path: Path, options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 10))
 @pytest.mark.parametrize("size", [LARGE, (1208, 904), (1208, 902)])
-def test_reduced_images_are_upright(
-    tmp_path: Path, orientation: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reduced_images_are_upright(tmp_path: Path, orientation: int, size: tuple[int, int], monkeypatch) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     path = jpeg(tmp_path, edges(*size), exif=exif)

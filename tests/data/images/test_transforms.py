@@ -113,10 +113,7 @@ def test_the_config_survives_json() -> None:
         ({"mean": [0.5]}, r"mean is \(0.5,\); it must be 3 number\(s\), one per channel"),
         ({"std": [0.2, 0.0, 0.2]}, "std is .* must be above 0"),
         ({"longest": 0}, "longest is 0; it must be an integer of pixels above 0, at most 16,384"),
-        (
-            {"longest": 32, "scale": [0.1, 1.0]},
-            r"scale is \(0.1, 1.0\); it must be left out with transform.longest \(32",
-        ),
+        ({"longest": 32, "scale": [0.1, 1.0]}, r"scale is \(0.1, 1.0\); it must be left out with transform.longest"),
         ({"fast": "no"}, "fast is 'no'; it must be true or false"),
         ({"sizes": 3}, "unknown key 'sizes'; the keys are size, resize, longest, scale"),
     ],

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import copy
-
-import pytest
 import torch
 from torch import Tensor
 
 from examples.figures.contextual_circle import circle_curve
-from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, MarginLoss, MultiSimilarityLoss
-from vicinal.mining import DistanceWeightedMiner
+from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, MultiSimilarityLoss
 from vicinal.similarity.pair_source import PairSource
 
 
@@ -66,17 +62,3 @@ def test_the_curve_is_the_losses_own() -> None:
     torch.testing.assert_close(
         curve.grad_angle[1:-1], slope, rtol=0.02, atol=0.02 * curve.grad_angle.abs().max().item()
     )
-
-
-@pytest.mark.slow
-def test_seed_and_state() -> None:
-    loss = MarginLoss(miner=DistanceWeightedMiner())
-    state = copy.deepcopy(loss.state_dict())
-    before = torch.get_rng_state()
-    first, same, other = (circle_curve(loss, seed) for seed in (0, 0, 1))
-    assert torch.equal(first.loss, same.loss)
-    assert not torch.allclose(first.loss, other.loss)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert state.keys() == loss.state_dict().keys()
-    assert all(torch.equal(state[name], part) for name, part in loss.state_dict().items())
-    assert loss.beta.dtype == torch.float32

@@ -22,16 +22,6 @@ def test_loss_and_error_of_a_run() -> None:
     assert loss_and_error(LOG, METRICS, "ContextualLoss").x == pytest.approx([0.3, 0.1])
 
 
-def test_loss_and_error_of_other_tables() -> None:
-    with pytest.raises(InputError, match="log has no column 'Contextual'; its columns are step, loss, ContextualLoss"):
-        loss_and_error(LOG, METRICS, "Contextual")
-    with pytest.raises(InputError, match="metrics has no column 'mAP'"):
-        loss_and_error(LOG, METRICS.drop(columns="mAP"))
-    for metrics in (METRICS[:1], METRICS[:0]):
-        with pytest.raises(InputError, match="no evaluation in metrics has a step of the log before it"):
-            loss_and_error(LOG, metrics)
-
-
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Axes]:
     """The panels that are drawn from now on, by the name beside each panel."""
     panels: dict[str, Axes] = {}

@@ -48,11 +48,6 @@ def test_a_positive_that_is_pushed_apart_is_drawn_below_zero(tmp_path: Path, mon
     assert max(shown["negative pair"][1]) == 1
 
 
-def test_a_loss_that_weighs_nothing_is_a_flat_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = curves(ContrastiveLoss(-0.95, 0.95), monkeypatch, tmp_path)
-    assert set(shown["positive pair"][1]) == set(shown["negative pair"][1]) == {0}
-
-
 @pytest.mark.slow
 def test_the_losses_of_the_figure_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_weights, "SIMILARITIES", torch.tensor([-0.5, 0.1, 0.7], dtype=torch.float64))

@@ -9,7 +9,7 @@ from scipy.special import entr
 
 from examples.figures import refiner_map
 from examples.figures.refiner_map import movement
-from tests.analysis.refiners import DIM, embedded, expanding, in_sides, misfits, moving, noisy_digits
+from tests.analysis.refiners import DIM, embedded, expanding, misfits, moving, noisy_digits
 from vicinal.analysis.refiner import refiner_input
 from vicinal.data import Table
 from vicinal.models.refiner import ContextRefiner
@@ -85,14 +85,6 @@ def test_seed_and_context_beyond_the_map() -> None:
     beyond = movement(refiner, vectors, table, 20, "pca")
     np.testing.assert_allclose(alone.before, beyond.before, atol=1e-6)
     assert np.abs(alone.after - beyond.after).max() > 0.1
-
-
-def test_only_what_is_evaluated_is_on_the_map() -> None:
-    vectors, table = in_sides()
-    moved = movement(moving(), vectors, table, method="pca")
-    number = moved.rows
-    assert ((number % 2 == 0) | (number % 3 == 0)).all()
-    assert len(number) == 20
 
 
 def test_what_a_map_needs(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ CASES = [  # settings, sizes of the classes -> batch size, samples per class
 
 
 @pytest.mark.parametrize(("settings", "sizes", "expected"), CASES)
-def test_the_batch_is_as_large_as_the_classes_allow(
+def test_the_batch_is_as_large_as_possible(
     settings: dict[str, int], sizes: list[int], expected: tuple[int, int]
 ) -> None:
     assert fit_batches(TrainingSettings(**settings), table_of(*sizes)) == expected  # type: ignore[arg-type]
@@ -67,10 +67,8 @@ def test_a_size_that_is_given_and_does_not_fit_is_an_error() -> None:
         create_sampler(TrainingSettings(), table_of(3, 1))
 
 
-def test_a_folder_trains_without_a_flag_and_the_run_keeps_the_size(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick = [f"--data.source={photos}", *QUICK, "--epochs=1", "--data.num_workers=0"]
+def test_a_folder_trains_without_a_flag_and_the_run_keeps_the_size(photos: Path, tmp_path: Path, capsys) -> None:
+    quick = [f"--data.source={photos}", *QUICK, "--epochs=1"]
     recipe = Recipe.load(overrides=quick)
     run = train(recipe, tmp_path / "run")
     assert "30 training images of 5 classes: batch_size = 20, samples_per_class = 4" in capsys.readouterr().err
@@ -81,12 +79,10 @@ def test_a_folder_trains_without_a_flag_and_the_run_keeps_the_size(
         resume(tmp_path / "run", Recipe.load(overrides=[*quick, "--batch_size=8"]))
 
 
-def test_the_size_suits_the_images_that_can_be_read_and_is_told_once(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_size_suits_the_images_that_can_be_read_and_is_told_once(photos: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     source, skip = f"--data.source={tmp_path / 'photos'}", "--data.on_error=skip"
-    recipe = Recipe.load(overrides=[source, skip, *QUICK, "--epochs=1", "--data.num_workers=0"])
+    recipe = Recipe.load(overrides=[source, skip, *QUICK, "--epochs=1"])
     broken = load_training_table(recipe.settings).subset("train").classes[0]
     for picture in (tmp_path / "photos" / str(broken)).iterdir():
         picture.write_bytes(b"broken")

@@ -119,27 +119,12 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("optimizer:\n  name: sgd\n  lrr: 1\n", "recipe.yaml:3: unknown key optimizer.lrr; did you mean optimizer.lr"),
         ("epochs: many\n", "recipe.yaml:1: epochs = many must be an integer"),
         ("batch_size: 8\nepochs: 0\n", "recipe.yaml:2: epochs = 0 must be at least 1"),
-        (
-            "seed: 1\nbatch_size: 10\nsamples_per_class: 4\n",
-            "recipe.yaml:2: batch_size = 10 must be a multiple of samples_per_class = 4",
-        ),
-        (
-            "samples_per_class: 0\ncoarse_classes_per_batch: 2\n",
-            "recipe.yaml:2: coarse_classes_per_batch = 2 must be 0 with samples_per_class = 0",
-        ),
-        (
-            "batch_size: 128\nsamples_per_class: 4\ncoarse_classes_per_batch: 3\n",
-            "recipe.yaml:1: batch_size = 128 must be a multiple of samples_per_class = 4 times coarse_classes_per",
-        ),
+        ("seed: 1\nbatch_size: 10\nsamples_per_class: 4\n", "recipe.yaml:2: batch_size = 10 must be a multiple of"),
+        ("samples_per_class: 0\ncoarse_classes_per_batch: 2\n", "recipe.yaml:2: coarse_classes_per_batch = 2 must be"),
+        ("batch_size: 128\nsamples_per_class: 4\ncoarse_classes_per_batch: 3\n", "recipe.yaml:1: batch_size = 128"),
         ("coarse_column: coarse_2\n", "recipe.yaml:1: coarse_column = coarse_2 must be left out unless"),
-        (
-            "data:\n  noise: {foreign_fraction: 0.1}\n",
-            "recipe.yaml:2: data.noise.foreign_fraction = 0.1 must be above 0 with",
-        ),
-        (
-            "data:\n  noise: {open_set_labels: 0.1, open_set_cluster_size: 0.5}\n",
-            "recipe.yaml:2: data.noise.open_set_cluster_size = 0.5 must be 1 or more",
-        ),
+        ("data:\n  noise: {foreign_fraction: 0.1}\n", "recipe.yaml:2: data.noise.foreign_fraction = 0.1 must be"),
+        ("data:\n  noise: {open_set_labels: 0.1, open_set_cluster_size: 0.5}\n", "recipe.yaml:2: data.noise.open_set_"),
         ("optimizer: {lr: -1}\n", "recipe.yaml:1: optimizer.lr = -1.0 must be a positive number"),
         ("transform:\n  size: 0\n", "recipe.yaml:2: transform.size is 0; it must be"),
         ("validation: {metric: recall@0}\n", "recipe.yaml:1: validation.metric = recall@0: recall@0 is invalid"),
@@ -147,20 +132,11 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("schedule: {every: 3}\n", "recipe.yaml:1: schedule.every = 3 must be left out unless schedule.name is step"),
         ("epochs: 0.5\n", "recipe.yaml:1: epochs = 0.5 must be an integer, or null; max_steps ends a run within an"),
         ("class_sampling: some\n", "recipe.yaml:1: class_sampling = some must be by_size or uniform or exhaustive"),
-        (
-            "samples_per_class: 0\nclass_sampling: uniform\n",
-            "recipe.yaml:2: class_sampling = uniform must be left out unless samples_per_class is above 0",
-        ),
-        (
-            "class_sampling: exhaustive\ncoarse_classes_per_batch: 2\n",
-            "recipe.yaml:1: class_sampling = exhaustive must be by_size or uniform with coarse_classes_per_batch",
-        ),
+        ("samples_per_class: 0\nclass_sampling: uniform\n", "recipe.yaml:2: class_sampling = uniform must be left"),
+        ("class_sampling: exhaustive\ncoarse_classes_per_batch: 2\n", "recipe.yaml:1: class_sampling = exhaustive"),
         ("coarse_sampling: uniform\n", "recipe.yaml:1: coarse_sampling = uniform must be left out unless coarse_c"),
         ("optimizer: {betas: [0.9]}\n", "recipe.yaml:1: optimizer.betas = [0.9] must be a list of 2, each element a"),
-        (
-            "optimizer:\n  name: sgd\n  eps: 1\n",
-            "recipe.yaml:3: optimizer.eps = 1.0 must be left out unless optimizer.name is adam or adamw",
-        ),
+        ("optimizer:\n  name: sgd\n  eps: 1\n", "recipe.yaml:3: optimizer.eps = 1.0 must be left out unless"),
         ("optimizer: {momentum: 0}\n", "recipe.yaml:1: optimizer.momentum = 0.0 must be left out unless optimizer"),
         (
             "optimizer: {name: sgd, momentum: 0}\nschedule:\n  name: one_cycle\n  momentum_range: [0.8, 0.9]\n",
@@ -168,10 +144,7 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ),
         ("precision: half\n", "recipe.yaml:1: precision = half must be auto or 32 or bf16-mixed or 16-mixed"),
         ("loss: vicinal.losses.pairs.NoLoss\n", "recipe.yaml:1: loss = vicinal.losses.pairs.NoLoss is not the name"),
-        (
-            "loss:\n  class_path: MultiSimilarityLoss\n  init_args:\n    gamma: 1\n",
-            "recipe.yaml:4: unknown key loss.gamma",
-        ),
+        ("loss:\n  class_path: MultiSimilarityLoss\n  init_args:\n    gamma: 1\n", "recipe.yaml:4: unknown key loss.g"),
         ("loss:\n  class_path: MultiSimilarityLoss\n  init_args: {alpha: -2}\n", "alpha = -2.0 must be positive"),
         ("model:\n  backbone: resnet5\n", "recipe.yaml:2: model.backbone: timm has no model 'resnet5'; nearest: resn"),
         ("optimizer: null\n", "recipe.yaml:1: optimizer is a group; write its settings below it"),
@@ -183,6 +156,17 @@ def test_resolved_recipe_is_the_same_recipe(tmp_path: Path) -> None:
         ("seed: 18446744073709551616\n", "recipe.yaml:1: seed = 18446744073709551616 must be below"),
         ("samples_per_class: 1\n", "recipe.yaml:1: samples_per_class = 1 must be 0 or at least 2: NTXentLoss"),
         ("batch_size: 4\nsamples_per_class: 4\n", "recipe.yaml:1: batch_size = 4 must be above samples_per_class = 4"),
+        ("fine_tuning: {rank: 4}\n", "fine_tuning.rank = 4 must be left out unless fine_tuning.method is lora"),
+        ("fine_tuning: {blocks: 2}\n", "fine_tuning.blocks = 2 must be left out unless fine_tuning.method is last_bl"),
+        ("ema_decay: 1\n", "recipe.yaml:1: ema_decay = 1.0 must be above 0 and below 1, or null"),
+        ("optimizer: {layer_decay: 0}\n", "optimizer.layer_decay = 0.0 must be above 0 and at most 1"),
+        ("features: frozen\nfine_tuning: {method: lora}\n", " must be left out unless features is"),
+        ("features: frozen\noptimizer: {layer_decay: 0.5}\n", "optimizer.layer_decay = 0.5 must be left out unless"),
+        ("strategy: fsdp\nprecision: 16-mixed\n", "precision = 16-mixed must be 32 or bf16-mixed with strategy = fsdp"),
+        ("strategy: fsdp\ncompile: true\n", "compile = true must be false with strategy = fsdp"),
+        ("strategy: fsdp\noptimizer: {name: sgd, fused: true}\n", "optimizer.fused = true must be false for sgd"),
+        ("strategy: fsdp\nfeatures: frozen\n", "strategy"),
+        ("compatible_weight: 2\n", "compatible_weight = 2"),
     ],
 )
 def test_a_bad_recipe_is_one_line_with_file_line_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -215,9 +199,7 @@ def test_without_a_gpu_and_a_backbone_it_is_small(monkeypatch: pytest.MonkeyPatc
     assert backbone("--model.backbone_args={output_stride: 8}") == "resnet50"
 
 
-def test_the_small_backbone_is_said_and_kept(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_small_backbone_is_said_and_kept(photos: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     settings = [f"--data.source={photos}", *(each for each in SMALL if "backbone" not in each), "--epochs=1"]
     run = train(Recipe.load(overrides=settings), tmp_path / "run")
     assert f"no GPU found: model.backbone = {SMALL_BACKBONE}" in capsys.readouterr().err

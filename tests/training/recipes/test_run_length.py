@@ -58,9 +58,7 @@ def test_a_run_of_steps(small: list[str], tmp_path: Path, capsys: pytest.Capture
     assert lines == ["epoch 1, step 3/5", "epoch 2, step 5/5"]
 
 
-def test_epochs_that_end_before_the_steps_are_mentioned(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_epochs_that_end_before_the_steps_are_mentioned(small: list[str], tmp_path: Path, capsys) -> None:
     run = train(Recipe.load(overrides=[*small, "--epochs=1", "--max_steps=50"]), tmp_path / "run")
     assert len(pd.read_csv(run.log)) == 3
     text = capsys.readouterr().err
