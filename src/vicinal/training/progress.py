@@ -73,7 +73,7 @@ class Progress:
         return True
 
 
-MIN_EPOCHS, MIN_STEPS = 4, 60
+MIN_EPOCHS, MIN_STEPS = 4, 30
 """The default length of a run: this number of epochs, or the number that takes this many steps."""
 
 
@@ -84,7 +84,7 @@ def fit_epochs(steps_per_epoch: int) -> int:
 
     Example:
         >>> fit_epochs(steps_per_epoch=400), fit_epochs(steps_per_epoch=3)
-        (4, 20)
+        (4, 10)
     """
     return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
 
