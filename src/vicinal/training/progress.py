@@ -52,6 +52,11 @@ class Progress:
     loss: float = math.nan
     seconds: float = 0.0
 
+    @property
+    def keeps_zero_shot(self) -> bool:
+        """Whether no score is better than that of the pretrained network; equal ones, as of one class, show nothing."""
+        return self.zero_shot >= self.best > -math.inf
+
     def count_step(self) -> None:
         """Count a step of the optimizer."""
         self.step += 1

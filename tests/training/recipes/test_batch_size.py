@@ -92,7 +92,9 @@ def test_the_size_suits_the_images_that_can_be_read_and_is_told_once(
         picture.write_bytes(b"broken")
     run = train(recipe, tmp_path / "run")
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "chosen to suit" in line]
-    assert told.endswith("24 training images of 4 classes: batch_size = 16, samples_per_class = 4, optimizer.lr = 2.5e-05")
+    assert told.endswith(
+        "24 training images of 4 classes: batch_size = 16, samples_per_class = 4, optimizer.lr = 2.5e-05"
+    )
     assert Recipe.load(run.recipe).settings.batch_size == 16
 
 
