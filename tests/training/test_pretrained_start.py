@@ -50,7 +50,7 @@ def test_the_first_score_is_that_of_the_pretrained_network(
     assert max(scores["val mAP@R"], metrics["mAP@R"].max()) == scores["val mAP@R"]
 
 
-@pytest.mark.parametrize("features, score", [("trained", 0.0), ("frozen", 0.0), ("trained", "zero-shot")])
+@pytest.mark.parametrize(("features", "score"), [("trained", 0.0), ("frozen", 0.0), ("trained", "zero-shot")])
 def test_a_training_that_does_not_help_keeps_the_pretrained_network(
     pretrained: list[str], tmp_path: Path, features: str, score: float | str, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -98,7 +98,7 @@ def test_the_size_suits_the_images_that_can_be_read_and_is_told_once(
     assert Recipe.load(run.recipe).settings.batch_size == 16
 
 
-@pytest.mark.parametrize("flags, rate", [((), 2e-4 * 20 / 128), (("--optimizer.lr=0.001",), 0.001),
+@pytest.mark.parametrize(("flags", "rate"), [((), 2e-4 * 20 / 128), (("--optimizer.lr=0.001",), 0.001),
                                          (("--batch_size=20",), 2e-4)])  # fmt: skip
 def test_a_batch_that_is_chosen_and_small_scales_the_default_rate_down(flags: tuple[str, ...], rate: float) -> None:
     recipe = Recipe.load(overrides=["--model.backbone=test_resnet", "--model.pretrained=false", *flags])
