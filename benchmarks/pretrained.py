@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,6 +124,10 @@ class Comparison:
     def words(self) -> list[str]:
         """The flags of the data and of the weights that runs start from."""
         return [self._data, f"--model.pretrained={self.weights}"]
+
+    def settings_of(self, loss: object) -> Mapping[str, object]:
+        """The settings that a loss needs: none, since runs are long."""
+        return {}
 
     @property
     def _data(self) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 from benchmarks.default_settings import prepare
-from vicinal import Embedder, Table, load_table
+from vicinal import Embedder, Table, load_table, losses
+from vicinal.losses import CenterBasedLoss
 from vicinal.training import Recipe
 
 ARCHIVES = {"emoji": "emoji", "grocery_imagenet": "grocery"}
+CENTERS: Mapping[str, object] = {"centers": "class_means", "optimizer.lr_factors": {"loss": 10.0}}
+"""Of losses with class centers: short runs are over before random ones have found their classes."""
 
 
 class ImageNet:
@@ -37,6 +41,11 @@ class ImageNet:
     def table(self) -> Table:
         """The images of the dataset."""
         return load_table(str(self._table), root=str(self.out))
+
+    def settings_of(self, loss: object) -> Mapping[str, object]:
+        """The settings that a loss of this name needs in short runs."""
+        kind = getattr(losses, loss, None) if isinstance(loss, str) else None
+        return CENTERS if isinstance(kind, type) and issubclass(kind, CenterBasedLoss) else {}
 
     def pretrain(self) -> None:
         """Do nothing: the weights are published ones."""

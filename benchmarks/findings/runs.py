@@ -129,7 +129,8 @@ class Runs:
             path.unlink(missing_ok=True)
 
     def _settings(self, method: str) -> Settings:
-        return {**self.question.settings, **self.question.methods[method].settings}
+        settings = {**self.question.settings, **self.question.methods[method].settings}
+        return {**self.start.settings_of(settings.get("loss")), **settings}
 
     def _words(self, settings: Settings) -> list[str]:
         return [*self._fixed, *(override(key, _source(value)) for key, value in settings.items())]
