@@ -36,9 +36,7 @@ def zero_shot(settings: list[str], norm: str = "none") -> Embedder:
 
 
 @pytest.mark.parametrize("features", ["trained", "frozen"])
-def test_the_first_score_is_that_of_the_pretrained_network(
-    pretrained: list[str], tmp_path: Path, features: str
-) -> None:
+def test_the_first_score_is_that_of_pretrained_networks(pretrained: list[str], tmp_path: Path, features: str) -> None:
     settings = [*pretrained, *(["--features=frozen", f"--feature_cache={tmp_path}"] if features == "frozen" else [])]
     run = train(Recipe.load(overrides=settings), tmp_path / "run")
     val = Table.from_parquet(run.table).subset("val")
