@@ -12,7 +12,7 @@ import numpy as np
 from tests.conftest import draw_photos
 from tests.serving.service import client_of, noise, wait_for
 from vicinal import Index, Table
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 from vicinal.models import Embedder
 from vicinal.workflows import EmbeddingReader, roll_back, upgrade_index
 
