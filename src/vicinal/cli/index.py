@@ -326,7 +326,7 @@ def build_index(arguments: Arguments) -> None:
     encoder = _local_encoder(arguments, embedded)
     index = _new_index(arguments, embedded, table, refiner)
     if isinstance(index, Index):
-        index.save(arguments.index, arguments.timeout)
+        index.save(arguments.index, arguments.timeout, overwrite=getattr(arguments, "overwrite", False))
     if encoder is not None:
         from vicinal.workflows.local_features import store_local_features
 

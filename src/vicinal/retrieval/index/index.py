@@ -193,7 +193,7 @@ class Index(ImageIndex):
             with index.transaction():
                 yield index
 
-    def save(self, folder: str | Path, timeout: float = TIMEOUT) -> None:
+    def save(self, folder: str | Path, timeout: float = TIMEOUT, overwrite: bool = True) -> None:
         """Copy the index to a folder, in place of another one; this one stays where it is.
 
         If the process is killed at any moment, the folder holds the old index or this one. An index that was loaded
@@ -202,15 +202,17 @@ class Index(ImageIndex):
         Args:
             folder: the folder of the index; it is made if missing.
             timeout: seconds to wait while another process writes it.
+            overwrite: whether to replace an index that is there.
 
         Raises:
-            InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
+            InputError: the folder holds something else, or an index that is not to be replaced; or another process
+                still writes it after `timeout` seconds.
             OSError: a file cannot be written; the old index stays.
         """
         place = Path(folder)
         own = self.state.database.folder
         if own is None or own.resolve() != place.resolve():
-            self.state.copy_to(place, timeout, Names())
+            self.state.copy_to(place, timeout, Names(), overwrite)
 
     def close(self) -> None:
         """Close files and connections; a later call opens them again."""

@@ -490,11 +490,11 @@ class ImageIndex(ABC):
         self.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A block whose changes are made together at its end, or none if it fails; in a database each is made at once.
+        """A block whose changes are made together at its end, or none if it fails; in Milvus each is made at once.
 
         Raises:
             InputError: another process still writes the index after the timeout.
-            OSError: the changes cannot be written.
+            OSError: the changes cannot be written, or the connection to a database is lost.
         """
         return nullcontext()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
@@ -20,12 +21,13 @@ from vicinal.retrieval.index.remote.remote_engine import (
     REQUEST_SECONDS,
     Pool,
     RemoteEngine,
+    Result,
     Rows,
     TransientFault,
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import EngineRefusedError, InputError, import_extra, one_line
+from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError, import_extra, one_line
 
 for module in ("psycopg", "pgvector.psycopg"):
     import_extra(module, "postgres", "an index in PostgreSQL")
@@ -63,6 +65,7 @@ class PostgresConnections:
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
         self._pool = Pool(self._connect, lambda connection: connection.close())
+        self._own = threading.local()  # the connection of the transaction of a thread
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -78,6 +81,9 @@ class PostgresConnections:
             InputError: the call failed otherwise.
         """
         with _faults():
+            if (own := getattr(self._own, "connection", None)) is not None:
+                yield own
+                return
             connection = self._pool.take()
             try:
                 if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
@@ -92,6 +98,29 @@ class PostgresConnections:
                     connection.close()
                 raise
             self._pool.give_back(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A block in which this thread has one connection, all of whose changes are made at its end, or none.
+
+        Raises:
+            EngineUnavailableError: the connection is lost within it.
+        """
+        try:
+            with self.take() as connection, connection.transaction():
+                self._own.connection = connection
+                try:
+                    yield connection
+                finally:
+                    self._own.connection = None
+        except TransientFault as fault:
+            message = f"the connection was lost within a transaction, nothing was changed: {one_line(fault, 200)}"
+            raise EngineUnavailableError(self.url, message) from None
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether this thread is in one, so that a failed call cannot be repeated alone."""
+        return getattr(self._own, "connection", None) is not None
 
     def _connect(self) -> Any:
         url = self.url
@@ -235,6 +264,18 @@ class PostgresEngine(RemoteEngine):
                     connection.execute(change.format(self._table(table), column, target, column, target))
         return True
 
+    @contextmanager
+    def transaction(self, table: str) -> Iterator[None]:
+        with self._connections.transaction() as connection:  # one after the other: they change the facts
+            query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
+            connection.execute(query, [table])
+            yield
+
+    def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+        if self._connections.is_in_transaction:
+            return function(*arguments, **options)
+        return super().call(function, *arguments, **options)
+
     # the rows
 
     def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
@@ -257,6 +298,7 @@ class PostgresEngine(RemoteEngine):
                     self._table(table), listed, listed, values
                 )
             )
+            connection.execute("DROP TABLE vicinal_rows")  # the transaction may go on with other rows
 
     def delete(self, table: str, ids: Integers) -> None:
         query = sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table(table))

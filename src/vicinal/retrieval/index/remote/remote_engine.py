@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -117,6 +118,13 @@ class RemoteEngine(ABC):
     @abstractmethod
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """Make room for columns of these kinds; False if rows must be written again for that."""
+
+    def transaction(self, table: str) -> AbstractContextManager[object]:
+        """A block whose calls in this thread are one transaction; each is one of its own where there is none.
+
+        A call within it is not repeated: a lost connection raises EngineUnavailableError, and nothing was changed.
+        """
+        return nullcontext()
 
     # the rows
 
