@@ -397,19 +397,16 @@ class Index(ImageIndex):
         return {} if self.local_settings is None else self._database.codes(ids)
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
-        """Make room for codes of local features, which are computed by these settings; those of before are deleted."""
         with self.transaction():
             self._database.create_codes()
             self._database.delete_codes()
             self._change_settings(local_features=dict(settings))
 
     def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
-        """Store codes of local features; those of images that were deleted meanwhile are left out."""
         with self.transaction():
             self._database.write_codes(ids, codes)
 
     def ids_without_local_codes(self) -> Integers:
-        """Return the ids of the images whose local features are not stored, int64 [n], ascending."""
         return self.state.current().ids if self.local_settings is None else self._database.ids_without_codes()
 
     def present(self, ids: npt.ArrayLike) -> Integers:

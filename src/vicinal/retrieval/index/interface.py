@@ -433,9 +433,25 @@ class ImageIndex(ABC):
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
 
+    @abstractmethod
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         """Return the stored codes of local features of those ids that have some, see `vicinal index build --local`."""
-        return {}
+
+    @abstractmethod
+    def store_local_codes(self, settings: Mapping[str, Any]) -> None:
+        """Make room for codes of local features, which are computed by these settings; those of before are deleted.
+
+        Raises:
+            InputError: the index is in a database that stores none.
+        """
+
+    @abstractmethod
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
+        """Store codes of local features; those of images that were deleted meanwhile are left out."""
+
+    @abstractmethod
+    def ids_without_local_codes(self) -> Integers:
+        """Return the ids of the images whose local features are not stored, int64 [n], ascending."""
 
     @property
     def local_settings(self) -> dict[str, Any] | None:

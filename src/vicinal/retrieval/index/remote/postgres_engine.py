@@ -37,6 +37,7 @@ from pgvector.psycopg import register_vector  # noqa: E402
 from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
+    CODES,
     TYPES,
     VECTOR,
     PostgresWriter,
@@ -293,6 +294,8 @@ class PostgresEngine(RemoteEngine):
             with connection.cursor().copy(sql.SQL("COPY vicinal_rows ({}) FROM STDIN").format(listed)) as copy:
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
+            if self._has_codes(connection, table):
+                connection.execute(_without_changed_codes(self._table(table)))
             connection.execute(
                 sql.SQL("INSERT INTO {} ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}").format(
                     self._table(table), listed, listed, values
@@ -366,6 +369,33 @@ class PostgresEngine(RemoteEngine):
                 cursors.append(connection.execute(query, {"vector": vector, **parameters}))
             return [[(int(match[0]), float(match[1])) for match in cursor.fetchall()] for cursor in cursors]
 
+    # local features
+
+    def create_codes(self, table: str) -> None:
+        codes = sql.Identifier(CODES)
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute("SET LOCAL statement_timeout = 0")
+            for change in ("ALTER TABLE {} DROP COLUMN IF EXISTS {}", "ALTER TABLE {} ADD COLUMN {} bytea"):
+                connection.execute(sql.SQL(change).format(self._table(table), codes))
+
+    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+        query = sql.SQL(
+            "UPDATE {} AS items SET {} = given.codes FROM unnest(%s::bigint[], %s::bytea[]) AS given(id, codes) "
+            "WHERE items.id = given.id"
+        ).format(self._table(table), sql.Identifier(CODES))
+        with self._connections.take() as connection:
+            connection.execute(query, [ids.tolist(), list(codes)])
+
+    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+        query = sql.SQL("SELECT id, {0} FROM {1} WHERE id = ANY(%s) AND {0} IS NOT NULL").format(
+            sql.Identifier(CODES), self._table(table)
+        )
+        with self._connections.take() as connection:
+            return {int(number): bytes(each) for number, each in connection.execute(query, [ids.tolist()]).fetchall()}
+
+    def without_codes(self) -> SQLFilter:
+        return SQLFilter(f"{CODES} IS NULL")
+
     # filters
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> SQLFilter:
@@ -412,12 +442,25 @@ class PostgresEngine(RemoteEngine):
         )
         return bool(connection.execute(query).fetchone()[0])
 
+    def _has_codes(self, connection: Any, table: str) -> bool:
+        query = sql.SQL(
+            "SELECT count(*) FROM pg_attribute WHERE attrelid = {}::regclass AND attname = {} AND NOT attisdropped"
+        ).format(sql.Literal(self._table(table).as_string(connection)), sql.Literal(CODES))
+        return bool(connection.execute(query).fetchone()[0])
+
     def _is_indexed(self, connection: Any, table: str) -> bool:
         query = sql.SQL(
             "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam "
             "WHERE indrelid = {}::regclass AND amname = 'hnsw'"
         ).format(sql.Literal(self._table(table).as_string(connection)))
         return bool(connection.execute(query).fetchone()[0])
+
+
+def _without_changed_codes(table: sql.Identifier) -> sql.Composable:
+    """Delete the local features of the rows that get another vector, since they have another image then."""
+    return sql.SQL(
+        "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
+    ).format(table, sql.Identifier(CODES), sql.Identifier(VECTOR))
 
 
 def _selected(kinds: Kinds, vectors: bool) -> sql.Composable:

@@ -178,6 +178,22 @@ class RemoteIndex(ImageIndex):
                     return chosen
         return chosen
 
+    def local_codes(self, ids: Integers) -> dict[int, bytes]:
+        if self.local_settings is None or not len(ids):
+            return {}
+        found: dict[int, bytes] = self._table.call(self._engine.codes, ids)
+        return found
+
+    def store_local_codes(self, settings: Mapping[str, Any]) -> None:
+        self._table.call(self._engine.create_codes)
+        self._change_settings(local_features=dict(settings))
+
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
+        self._table.call(self._engine.write_codes, ids, codes)
+
+    def ids_without_local_codes(self) -> Integers:
+        return self._ids_of(None if self.local_settings is None else Selection(self._engine.without_codes()))
+
     def vectors_of(self, ids: Integers) -> Floats:
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
         vectors = self._table.rows_of(checked_ids(ids), vectors=True).vectors
