@@ -35,7 +35,7 @@ def error(capsys, *arguments: object) -> str:
 
 def codes_in(folder: Path) -> dict[int, bytes]:
     with sqlite3.connect(folder / "index.sqlite") as connection:
-        return dict(connection.execute("SELECT id, codes FROM local_features"))
+        return dict(connection.execute("SELECT id, codes FROM local_features ORDER BY id"))
 
 
 def check(folder: Path, run: Path) -> None:

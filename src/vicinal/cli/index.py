@@ -139,12 +139,15 @@ def upgrade(arguments: Arguments) -> None:
             print_result(str(comparison))
 
     if arguments.rollback:
-        roll_back(arguments.index, lambda made_with: _reader_before(arguments, made_with), timeout=arguments.timeout)
+        roll_back(
+            arguments.index, partial(_reader_before, arguments), lambda made_with: inputs.load_refiner(arguments),
+            timeout=arguments.timeout,
+        )  # fmt: skip
     else:
         flags = inputs.made_with(arguments, arguments.index)
         flags = {name: value for name, value in flags.items() if name not in ABOUT_TABLES}
-        reader = inputs.read_embedding(arguments)
-        upgrade_index(arguments.index, reader, flags, report=report, timeout=arguments.timeout)
+        reader, refiner = inputs.read_embedding(arguments), inputs.load_refiner(arguments)
+        upgrade_index(arguments.index, reader, flags, refiner, report=report, timeout=arguments.timeout)
     _print_facts(arguments)
 
 
@@ -298,9 +301,12 @@ def _add_upgrade(parser: Parser) -> None:
         "--rollback", action="store_true", help="return to the vectors before the last upgrade, and again to the newer "
         "ones. Images that were added since are embedded by the model before",
     )  # fmt: skip
+    inputs.add_refiner(
+        parser, "refines the new embeddings; an index that was built with a refiner needs one for the new model"
+    )
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=ABOUT_TABLES)
     _add_common(parser)
-    parser.show_first("rollback", "model", "whitening", "num_workers", "on_error", "timeout", "json")
+    parser.show_first("rollback", "model", "refiner", "whitening", "num_workers", "on_error", "timeout", "json")
 
 
 INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {

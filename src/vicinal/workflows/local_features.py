@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -107,16 +109,24 @@ def store_local_features(index: ImageIndex, encoder: LocalEncoder, weight: float
     fill_local_features(index, encoder)
 
 
-def fill_local_features(index: ImageIndex, encoder: LocalEncoder) -> None:
+def fill_local_features(
+    index: ImageIndex, encoder: LocalEncoder, settings: Mapping[str, Any] | None = None, left_out: Sequence[int] = ()
+) -> None:
     """Compute and store the local features of the images of an index whose local features are not stored yet.
 
     They are stored a block at a time; what others delete meanwhile is left out.
+
+    Args:
+        index: the index.
+        encoder: computes them.
+        settings: those of the encoder, under which they are stored; None: those of the index.
+        left_out: the ids of images that get none.
     """
-    missing = index.ids_without_local_codes()
+    missing = np.setdiff1d(index.ids_without_local_codes(settings), left_out)
     for start in range(0, len(missing), BLOCK_SIZE):
         codes = encode_items(index, missing[start : start + BLOCK_SIZE], encoder)
         ids = np.array(list(codes), np.int64)
-        index.add_local_codes(ids, [each.tobytes() for each in codes.values()])
+        index.add_local_codes(ids, [each.tobytes() for each in codes.values()], settings)
 
 
 def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:

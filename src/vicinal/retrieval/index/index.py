@@ -19,7 +19,7 @@ from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
-from vicinal.retrieval.index.index_state import Names, RefinerContext
+from vicinal.retrieval.index.index_state import Names, RefinerContext, encoder_key
 from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
@@ -394,7 +394,8 @@ class Index(ImageIndex):
         return (state.engine if state.context is None else state.context.engine).take(state.checked(ids))
 
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
-        return {} if self.local_settings is None else self._database.codes(ids)
+        settings = self.local_settings
+        return {} if settings is None else self._database.codes(ids, encoder_key(settings))
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
         with self.transaction():
@@ -402,12 +403,13 @@ class Index(ImageIndex):
             self._database.delete_codes()
             self._change_settings(local_features=dict(settings))
 
-    def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
         with self.transaction():
-            self._database.write_codes(ids, codes)
+            self._database.write_codes(ids, codes, encoder_key(settings or self.local_settings or {}))
 
-    def ids_without_local_codes(self) -> Integers:
-        return self.state.current().ids if self.local_settings is None else self._database.ids_without_codes()
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        settings = settings or self.local_settings
+        return self.state.current().ids if settings is None else self._database.ids_without_codes(encoder_key(settings))
 
     def present(self, ids: npt.ArrayLike) -> Integers:
         return self.state.current().present(ids)

@@ -25,6 +25,7 @@ from vicinal.retrieval.index.index_state import (
     are_there,
     check_target,
     delete_unused,
+    encoder_key,
     half_blocks,
     open_originals,
     write_part,
@@ -206,14 +207,18 @@ class SharedState:
             self.database.change_settings(settings)
             self.change(settings={**self.current().settings, **settings})
 
-    def switch(self, settings: Mapping[str, Any], engine: SegmentedEngine) -> None:
+    def switch(
+        self, settings: Mapping[str, Any], engine: SegmentedEngine, context: RefinerContext | None = None
+    ) -> None:
         """Put the vectors of another generation in place of the present ones, within a transaction.
 
-        The present generation is kept as the one before: its settings name its files, and its changes are set aside.
+        The present generation is kept as the one before: its settings name its files and its encoder of local features,
+        and its changes are set aside.
 
         Args:
             settings: those that a generation has of its own, see `generations.OWN`.
             engine: the vectors of all ids; those that its files do not hold become changes.
+            context: the unrefined vectors, of a generation of refined ones.
 
         Raises:
             InputError: a file of the generation is not there any more.
@@ -223,9 +228,13 @@ class SharedState:
             raise InputError(f"{folder}: a vector file of the other generation has vanished; upgrade the index again")
         changed = {**settings, "previous": {name: now.settings.get(name) for name in settings}}
         self.database.set_changes_aside()
-        self.database.append_changes(np.arange(len(engine.base), len(engine), dtype=np.int64), engine.added, None)
+        ids, unrefined = np.arange(len(engine.base), len(engine), dtype=np.int64), context and context.engine.added
+        self.database.append_changes(ids, engine.added, unrefined)
         self.database.change_settings(changed)
-        self.change(settings={**now.settings, **changed}, engine=engine)
+        encoders = [each["local_features"] for each in (changed, changed["previous"]) if each.get("local_features")]
+        if encoders:
+            self.database.delete_codes([encoder_key(each) for each in encoders])
+        self.change(settings={**now.settings, **changed}, engine=engine, context=context)
 
     def is_fold_due(self, min_pending: int | None = None) -> bool:
         """Whether so many vectors are in the database alone that new vector files are worth it."""
@@ -278,6 +287,8 @@ class SharedState:
             with database.transaction():
                 database.change_settings({"files": names, "revision": secrets.token_hex(8), "previous": None})
                 database.forget_changes()
+                if (local := database.settings().get("local_features")) is not None:
+                    database.delete_codes([encoder_key(local)])
             is_written = database.write_to(folder, timeout, may_replace)
             if not is_written and not overwrite and Database.exists(folder):
                 break

@@ -188,10 +188,12 @@ class RemoteIndex(ImageIndex):
         self._table.call(self._engine.create_codes)
         self._change_settings(local_features=dict(settings))
 
-    def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
+        assert settings is None
         self._table.call(self._engine.write_codes, ids, codes)
 
-    def ids_without_local_codes(self) -> Integers:
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        assert settings is None
         return self._ids_of(None if self.local_settings is None else Selection(self._engine.without_codes()))
 
     def vectors_of(self, ids: Integers) -> Floats:
