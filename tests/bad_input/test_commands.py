@@ -59,7 +59,7 @@ CASES: list[tuple[str, str]] = [
     ("embed ~/photos --model ~/m1 --out o.npy --scales 1e9", "error: scale 1"),
     ("embed ~/photos --model ~/m1 --out o.npy --scales nan", "scale nan is invalid"),
     ("embed ~/photos --model ~/m1 --out o.npy --scales 0", "scale 0.0 is invalid"),
-    ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must not be negative"),
+    ("embed ~/photos --out v.npy --num_workers -1", "num_workers = -1 must be at least 0"),
     # Refiners
     ("evaluate ~/v.parquet --refiner nothing", "refiner: no such folder nothing"),
     ("evaluate ~/v.parquet --context gallery", "give --refiner too"),
