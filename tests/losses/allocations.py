@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
 
+class Memory(NamedTuple):
+    """Bytes of the largest piece that any operation asked for, of all held at once, and of those left at the end."""
+
+    largest: int
+    peak: int
+    kept: int
+
+
+def memory_of(function: Callable[[], Any]) -> Memory:
+    """The memory that a call asks for; what its result holds is left at the end."""
+    pieces, _ = _pieces(function)
+    held = list(accumulate(pieces))
+    return Memory(max(pieces), max(held), held[-1])
+
+
 def largest_allocation(function: Callable[[], Any]) -> int:
     """Bytes of the largest piece that any operation asked for."""
-    return max(_pieces(function)[0])
-
-
-def peak_and_kept(function: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes that are held at once at most, and those that are while its result lives."""
-    held = list(accumulate(_pieces(function)[0]))
-    return max(held), held[-1]
+    return memory_of(function).largest
 
 
 def _pieces(function: Callable[[], Any]) -> tuple[list[int], Any]:

@@ -15,38 +15,7 @@ from tests.losses import references
 from tests.losses.batches import Batch
 from tests.losses.gradients import value_and_gradients
 from tests.losses.miner_references import MinerReference
-from vicinal.losses import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    BlackboxAPLoss,
-    CircleLoss,
-    ContrastiveLoss,
-    FastAPLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    LiftedStructureStarLoss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    PairLoss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SoftBinAPLoss,
-    SupAPLoss,
-    SupConLoss,
-    TripletLoss,
-)
-from vicinal.mining import (
-    DistanceWeightedMiner,
-    EasyPositiveMiner,
-    HardestMiner,
-    Miner,
-    MultiSimilarityMiner,
-    SemiHardMiner,
-    SequentialMiner,
-)
+from vicinal import losses, mining
 
 
 @dataclass(frozen=True)
@@ -60,12 +29,12 @@ class Case:
         mined: what the loss's miner, given or its default, does to an anchor.
     """
 
-    kind: type[PairLoss]
+    kind: type[losses.PairLoss]
     reference: Callable[..., Tensor]
     arguments: dict[str, Any] = field(default_factory=dict)
     mined: MinerReference | None = None
 
-    def loss(self, **more: Any) -> PairLoss:
+    def loss(self, **more: Any) -> losses.PairLoss:
         """A fresh loss, whose random miner has drawn nothing yet."""
         return self.kind(**self.arguments, **more)
 
@@ -100,70 +69,77 @@ class Case:
         return self.reference(mined, **(arguments | learned))
 
 
-MINERS: dict[str, tuple[Miner, MinerReference]] = {
-    "multi-similarity": (MultiSimilarityMiner(0.3), partial(by_hand.multi_similarity, epsilon=0.3)),
-    "hardest": (HardestMiner(), by_hand.hardest),
+MINERS: dict[str, tuple[mining.Miner, MinerReference]] = {
+    "multi-similarity": (mining.MultiSimilarityMiner(0.3), partial(by_hand.multi_similarity, epsilon=0.3)),
+    "hardest": (mining.HardestMiner(), by_hand.hardest),
     "top-k hard": (
-        HardestMiner(num_positives=None, num_negatives=2),
+        mining.HardestMiner(num_positives=None, num_negatives=2),
         partial(by_hand.hardest, positives=None, negatives=2),
     ),
-    "easy positive": (EasyPositiveMiner(), by_hand.easy_positive),
-    "semi-hard": (SemiHardMiner(), by_hand.semi_hard),
-    "distance-weighted": (DistanceWeightedMiner(), by_hand.distance_weighted),
-    "two draws": (DistanceWeightedMiner(num_samples=2, seed=5), partial(by_hand.distance_weighted, draws=2, seed=5)),
+    "easy positive": (mining.EasyPositiveMiner(), by_hand.easy_positive),
+    "semi-hard": (mining.SemiHardMiner(), by_hand.semi_hard),
+    "distance-weighted": (mining.DistanceWeightedMiner(), by_hand.distance_weighted),
+    "two draws": (
+        mining.DistanceWeightedMiner(num_samples=2, seed=5),
+        partial(by_hand.distance_weighted, draws=2, seed=5),
+    ),
     "chain": (
-        SequentialMiner((EasyPositiveMiner(), SemiHardMiner(None), HardestMiner(num_negatives=2))),
+        mining.SequentialMiner(
+            (mining.EasyPositiveMiner(), mining.SemiHardMiner(None), mining.HardestMiner(num_negatives=2))
+        ),
         by_hand.chain(
             by_hand.easy_positive, partial(by_hand.semi_hard, margin=None), partial(by_hand.hardest, negatives=2)
         ),
     ),
     "both": (
-        MultiSimilarityMiner() & HardestMiner(2, 3),
+        mining.MultiSimilarityMiner() & mining.HardestMiner(2, 3),
         by_hand.both(by_hand.multi_similarity, partial(by_hand.hardest, positives=2, negatives=3)),
     ),
     "either": (
-        SemiHardMiner() | DistanceWeightedMiner(num_samples=1),
+        mining.SemiHardMiner() | mining.DistanceWeightedMiner(num_samples=1),
         by_hand.either(by_hand.semi_hard, partial(by_hand.distance_weighted, draws=1)),
     ),
 }
 
 
-def _mined(kind: type[PairLoss], reference: Callable[..., Tensor], miner: str, **arguments: Any) -> Case:
+def _mined(kind: type[losses.PairLoss], reference: Callable[..., Tensor], miner: str, **arguments: Any) -> Case:
     """A loss of the pairs that a miner leaves."""
     return Case(kind, reference, {"miner": MINERS[miner][0], **arguments}, MINERS[miner][1])
 
 
 DEFAULTS: dict[str, Case] = {
-    "contrastive": Case(ContrastiveLoss, references.contrastive),
-    "binomial": Case(BinomialDevianceLoss, references.binomial_deviance),
-    "multi-similarity": Case(MultiSimilarityLoss, references.multi_similarity, mined=by_hand.multi_similarity),
-    "circle": Case(CircleLoss, references.circle),
-    "lifted": Case(LiftedStructureLoss, references.lifted_structure),
-    "lifted*": Case(LiftedStructureStarLoss, references.lifted_structure_star),
-    "BinLifted": Case(BinLiftedLoss, references.bin_lifted),
-    "NT-Xent": Case(NTXentLoss, references.nt_xent),
-    "N-pairs": Case(NPairsLoss, references.n_pairs),
-    "NCA": Case(NCALoss, references.nca),
-    "SupCon": Case(SupConLoss, references.sup_con),
-    "triplet, all": Case(TripletLoss, references.triplet),
-    "triplet, semi-hard": Case(TripletLoss, references.triplet, {"triplets": "semi-hard"}),
-    "triplet, soft": Case(TripletLoss, references.triplet, {"soft": True, "margin": 0.0}),
-    "triplet, hard": _mined(TripletLoss, references.triplet, "hardest"),
-    "triplet, distance-weighted": _mined(TripletLoss, references.triplet, "distance-weighted"),
-    "margin": Case(MarginLoss, references.margin, mined=by_hand.distance_weighted),
-    "margin, beta per class": Case(MarginLoss, references.margin, {"num_classes": 12, "nu": 0.1, "miner": None}),
-    "histogram": Case(HistogramLoss, references.histogram),
-    "recall@k": Case(RecallAtKLoss, references.recall_at_k),
-    "smooth AP": Case(SmoothAPLoss, references.smooth_ap),
-    "SupAP": Case(SupAPLoss, references.sup_ap),
-    "FastAP": Case(FastAPLoss, references.fast_ap),
-    "SoftBinAP": Case(SoftBinAPLoss, references.soft_bin_ap),
-    "blackbox AP": Case(BlackboxAPLoss, references.blackbox_ap),
+    "contrastive": Case(losses.ContrastiveLoss, references.contrastive),
+    "binomial": Case(losses.BinomialDevianceLoss, references.binomial_deviance),
+    "multi-similarity": Case(losses.MultiSimilarityLoss, references.multi_similarity, mined=by_hand.multi_similarity),
+    "circle": Case(losses.CircleLoss, references.circle),
+    "lifted": Case(losses.LiftedStructureLoss, references.lifted_structure),
+    "lifted*": Case(losses.LiftedStructureStarLoss, references.lifted_structure_star),
+    "BinLifted": Case(losses.BinLiftedLoss, references.bin_lifted),
+    "NT-Xent": Case(losses.NTXentLoss, references.nt_xent),
+    "N-pairs": Case(losses.NPairsLoss, references.n_pairs),
+    "NCA": Case(losses.NCALoss, references.nca),
+    "SupCon": Case(losses.SupConLoss, references.sup_con),
+    "triplet, all": Case(losses.TripletLoss, references.triplet),
+    "triplet, semi-hard": Case(losses.TripletLoss, references.triplet, {"triplets": "semi-hard"}),
+    "triplet, soft": Case(losses.TripletLoss, references.triplet, {"soft": True, "margin": 0.0}),
+    "triplet, hard": _mined(losses.TripletLoss, references.triplet, "hardest"),
+    "triplet, distance-weighted": _mined(losses.TripletLoss, references.triplet, "distance-weighted"),
+    "margin": Case(losses.MarginLoss, references.margin, mined=by_hand.distance_weighted),
+    "margin, beta per class": Case(losses.MarginLoss, references.margin, {"num_classes": 12, "nu": 0.1, "miner": None}),
+    "histogram": Case(losses.HistogramLoss, references.histogram),
+    "recall@k": Case(losses.RecallAtKLoss, references.recall_at_k),
+    "smooth AP": Case(losses.SmoothAPLoss, references.smooth_ap),
+    "SupAP": Case(losses.SupAPLoss, references.sup_ap),
+    "FastAP": Case(losses.FastAPLoss, references.fast_ap),
+    "SoftBinAP": Case(losses.SoftBinAPLoss, references.soft_bin_ap),
+    "blackbox AP": Case(losses.BlackboxAPLoss, references.blackbox_ap),
 }
 """Every loss as one would first use it."""
 
 
-def _reductions(kind: type[PairLoss], reference: Callable[..., Tensor], *names: str, **arguments: Any) -> list[Case]:
+def _reductions(
+    kind: type[losses.PairLoss], reference: Callable[..., Tensor], *names: str, **arguments: Any
+) -> list[Case]:
     return [Case(kind, reference, {**arguments, "reduction": name}) for name in names]
 
 
@@ -173,58 +149,60 @@ _VIOLATING_MEANS = ("violating", "pairs", "anchors", "sum")
 
 _VARIANTS: list[Case] = [
     # Every reduction.
-    *_reductions(ContrastiveLoss, references.contrastive, *_VIOLATING_MEANS),
-    *_reductions(ContrastiveLoss, references.contrastive, *_VIOLATING_MEANS, positive_margin=None),
-    *_reductions(BinomialDevianceLoss, references.binomial_deviance, *_ANCHOR_MEANS),
-    *_reductions(MultiSimilarityLoss, references.multi_similarity, *_ANCHOR_MEANS, miner=None),
-    *_reductions(CircleLoss, references.circle, *_ANCHOR_MEANS),
-    *_reductions(LiftedStructureLoss, references.lifted_structure, *_ANCHOR_MEANS),
-    *_reductions(LiftedStructureStarLoss, references.lifted_structure_star, *_ANCHOR_MEANS),
-    *_reductions(BinLiftedLoss, references.bin_lifted, *_ANCHOR_MEANS),
-    *_reductions(NTXentLoss, references.nt_xent, *_PAIR_MEANS),
-    *_reductions(NPairsLoss, references.n_pairs, *_PAIR_MEANS),
-    *_reductions(NCALoss, references.nca, *_ANCHOR_MEANS),
-    *_reductions(SupConLoss, references.sup_con, *_ANCHOR_MEANS),
-    *_reductions(TripletLoss, references.triplet, *_VIOLATING_MEANS),
-    *_reductions(TripletLoss, references.triplet, *_VIOLATING_MEANS, triplets="semi-hard", margin=0.5),
-    *_reductions(TripletLoss, references.triplet, *_VIOLATING_MEANS, soft=True),
-    *_reductions(MarginLoss, references.margin, *_VIOLATING_MEANS, miner=None, nu=0.3),
-    *_reductions(RecallAtKLoss, references.recall_at_k, *_ANCHOR_MEANS, k=3),
-    *_reductions(SmoothAPLoss, references.smooth_ap, *_ANCHOR_MEANS, temperature=0.1),
-    *_reductions(SupAPLoss, references.sup_ap, *_ANCHOR_MEANS, temperature=0.1, slope=5.0),
-    *_reductions(FastAPLoss, references.fast_ap, *_ANCHOR_MEANS, bins=4),
-    *_reductions(SoftBinAPLoss, references.soft_bin_ap, *_ANCHOR_MEANS, nodes=7),
-    *_reductions(BlackboxAPLoss, references.blackbox_ap, *_ANCHOR_MEANS, interpolation=2.0),
+    *_reductions(losses.ContrastiveLoss, references.contrastive, *_VIOLATING_MEANS),
+    *_reductions(losses.ContrastiveLoss, references.contrastive, *_VIOLATING_MEANS, positive_margin=None),
+    *_reductions(losses.BinomialDevianceLoss, references.binomial_deviance, *_ANCHOR_MEANS),
+    *_reductions(losses.MultiSimilarityLoss, references.multi_similarity, *_ANCHOR_MEANS, miner=None),
+    *_reductions(losses.CircleLoss, references.circle, *_ANCHOR_MEANS),
+    *_reductions(losses.LiftedStructureLoss, references.lifted_structure, *_ANCHOR_MEANS),
+    *_reductions(losses.LiftedStructureStarLoss, references.lifted_structure_star, *_ANCHOR_MEANS),
+    *_reductions(losses.BinLiftedLoss, references.bin_lifted, *_ANCHOR_MEANS),
+    *_reductions(losses.NTXentLoss, references.nt_xent, *_PAIR_MEANS),
+    *_reductions(losses.NPairsLoss, references.n_pairs, *_PAIR_MEANS),
+    *_reductions(losses.NCALoss, references.nca, *_ANCHOR_MEANS),
+    *_reductions(losses.SupConLoss, references.sup_con, *_ANCHOR_MEANS),
+    *_reductions(losses.TripletLoss, references.triplet, *_VIOLATING_MEANS),
+    *_reductions(losses.TripletLoss, references.triplet, *_VIOLATING_MEANS, triplets="semi-hard", margin=0.5),
+    *_reductions(losses.TripletLoss, references.triplet, *_VIOLATING_MEANS, soft=True),
+    *_reductions(losses.MarginLoss, references.margin, *_VIOLATING_MEANS, miner=None, nu=0.3),
+    *_reductions(losses.RecallAtKLoss, references.recall_at_k, *_ANCHOR_MEANS, k=3),
+    *_reductions(losses.SmoothAPLoss, references.smooth_ap, *_ANCHOR_MEANS, temperature=0.1),
+    *_reductions(losses.SupAPLoss, references.sup_ap, *_ANCHOR_MEANS, temperature=0.1, slope=5.0),
+    *_reductions(losses.FastAPLoss, references.fast_ap, *_ANCHOR_MEANS, bins=4),
+    *_reductions(losses.SoftBinAPLoss, references.soft_bin_ap, *_ANCHOR_MEANS, nodes=7),
+    *_reductions(losses.BlackboxAPLoss, references.blackbox_ap, *_ANCHOR_MEANS, interpolation=2.0),
     # Other constants.
-    Case(ContrastiveLoss, references.contrastive, {"positive_margin": 0.5, "negative_margin": -0.2}),
-    Case(BinomialDevianceLoss, references.binomial_deviance, {"alpha": 3.0, "beta": 40.0, "base": 0.5}),
-    Case(MultiSimilarityLoss, references.multi_similarity, {"plus_one": False, "base": 0.5, "miner": None}),
-    Case(MultiSimilarityLoss, references.multi_similarity, {"alpha": 3, "beta": 40, "base": 0.5, "miner": None}),
-    Case(CircleLoss, references.circle, {"margin": 0.25, "scale": 128.0}),
-    Case(LiftedStructureLoss, references.lifted_structure, {"margin": -2.0}),
-    Case(LiftedStructureStarLoss, references.lifted_structure_star, {"alpha": 1.0, "beta": 10.0}),
-    Case(BinLiftedLoss, references.bin_lifted, {"alpha": 3.0, "beta": 20.0, "base": 0.5}),
-    Case(NTXentLoss, references.nt_xent, {"temperature": 0.5}),
-    Case(NPairsLoss, references.n_pairs, {"scale": 16.0}),
-    Case(NCALoss, references.nca, {"scale": 30.0}),
-    Case(SupConLoss, references.sup_con, {"temperature": 0.02}),
-    Case(TripletLoss, references.triplet, {"triplets": "semi-hard", "soft": True, "margin": 0.4}),
-    Case(MarginLoss, references.margin, {"margin": 0.1, "beta": 0.8, "learn_beta": False, "miner": None}),
+    Case(losses.ContrastiveLoss, references.contrastive, {"positive_margin": 0.5, "negative_margin": -0.2}),
+    Case(losses.BinomialDevianceLoss, references.binomial_deviance, {"alpha": 3.0, "beta": 40.0, "base": 0.5}),
+    Case(losses.MultiSimilarityLoss, references.multi_similarity, {"plus_one": False, "base": 0.5, "miner": None}),
+    Case(losses.MultiSimilarityLoss, references.multi_similarity, {"alpha": 3, "beta": 40, "base": 0.5, "miner": None}),
+    Case(losses.CircleLoss, references.circle, {"margin": 0.25, "scale": 128.0}),
+    Case(losses.LiftedStructureLoss, references.lifted_structure, {"margin": -2.0}),
+    Case(losses.LiftedStructureStarLoss, references.lifted_structure_star, {"alpha": 1.0, "beta": 10.0}),
+    Case(losses.BinLiftedLoss, references.bin_lifted, {"alpha": 3.0, "beta": 20.0, "base": 0.5}),
+    Case(losses.NTXentLoss, references.nt_xent, {"temperature": 0.5}),
+    Case(losses.NPairsLoss, references.n_pairs, {"scale": 16.0}),
+    Case(losses.NCALoss, references.nca, {"scale": 30.0}),
+    Case(losses.SupConLoss, references.sup_con, {"temperature": 0.02}),
+    Case(losses.TripletLoss, references.triplet, {"triplets": "semi-hard", "soft": True, "margin": 0.4}),
+    Case(losses.MarginLoss, references.margin, {"margin": 0.1, "beta": 0.8, "learn_beta": False, "miner": None}),
     Case(
-        MarginLoss, references.margin, {"num_classes": 12, "nu": 0.2, "reduction": "anchors"}, DEFAULTS["margin"].mined
+        losses.MarginLoss,
+        references.margin,
+        {"num_classes": 12, "nu": 0.2, "reduction": "anchors"},
+        DEFAULTS["margin"].mined,
     ),
-    Case(MarginLoss, references.margin, {"margin": 1.0, "beta": 0.4, "miner": None}),
-    Case(RecallAtKLoss, references.recall_at_k, {"k": [1, 100]}),
-    Case(RecallAtKLoss, references.recall_at_k, {"rank_temperature": 0.3, "similarity_temperature": 0.2}),
-    Case(SupAPLoss, references.sup_ap, {"linear_from": 0.2}),
-    Case(FastAPLoss, references.fast_ap, {"bins": 1}),
-    Case(SoftBinAPLoss, references.soft_bin_ap, {"nodes": 2}),
-    Case(BlackboxAPLoss, references.blackbox_ap, {"margin": 0.5, "interpolation": 0.3}),
-    Case(HistogramLoss, references.histogram, {"bins": 1}),
-    Case(HistogramLoss, references.histogram, {"bins": 7}),
+    Case(losses.MarginLoss, references.margin, {"margin": 1.0, "beta": 0.4, "miner": None}),
+    Case(losses.RecallAtKLoss, references.recall_at_k, {"k": [1, 100]}),
+    Case(losses.RecallAtKLoss, references.recall_at_k, {"rank_temperature": 0.3, "similarity_temperature": 0.2}),
+    Case(losses.SupAPLoss, references.sup_ap, {"linear_from": 0.2}),
+    Case(losses.FastAPLoss, references.fast_ap, {"bins": 1}),
+    Case(losses.SoftBinAPLoss, references.soft_bin_ap, {"nodes": 2}),
+    Case(losses.BlackboxAPLoss, references.blackbox_ap, {"margin": 0.5, "interpolation": 0.3}),
+    Case(losses.HistogramLoss, references.histogram, {"bins": 1}),
+    Case(losses.HistogramLoss, references.histogram, {"bins": 7}),
     # Every miner with one loss.
-    *(_mined(ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
-    # Every additive loss with mixed examples.
+    *(_mined(losses.ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
 ]
 
 _MINED: list[Case] = [
@@ -237,7 +215,9 @@ _MINED: list[Case] = [
 def _name(case: Case) -> str:
     miners = {miner: name for name, (miner, _) in MINERS.items()}
     shown = {name: miners.get(value, value) if name == "miner" else value for name, value in case.arguments.items()}
-    shown |= {name: type(value).__name__ for name, value in case.arguments.items() if isinstance(value, PairLoss)}
+    shown |= {
+        name: type(value).__name__ for name, value in case.arguments.items() if isinstance(value, losses.PairLoss)
+    }
     return f"{case.kind.__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
@@ -248,7 +228,7 @@ CASES: dict[str, Case] = PATHS | {_name(case): case for case in _MINED}
 """These, and every loss with the pairs that miners leave it."""
 
 EACH: dict[str, Case] = DEFAULTS | {
-    name: case for name, case in CASES.items() if case.kind is ContrastiveLoss and "miner" in case.arguments
+    name: case for name, case in CASES.items() if case.kind is losses.ContrastiveLoss and "miner" in case.arguments
 }
 """Every loss and every miner once, for properties that neither reductions nor constants change."""
 

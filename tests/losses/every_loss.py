@@ -10,16 +10,6 @@ from tests.losses import cases, center_cases
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.contextual_reference import VARIANTS
 from vicinal import losses
-from vicinal.losses import (
-    CenterBasedLoss,
-    ContextualLoss,
-    ContrastiveLoss,
-    Loss,
-    MarginLoss,
-    RoadmapLoss,
-    SimilarityRegularizer,
-    SmoothAPLoss,
-)
 from vicinal.memory import CrossBatchMemory
 from vicinal.mixing import SiMix
 from vicinal.weighting import EqualWeights, WeightedPairLoss
@@ -28,27 +18,27 @@ NUM_CLASSES, DIM = 4, 8
 BASES = {"Loss", "PairLoss", "RowLoss", "RankingLoss", "CenterBasedLoss", "WeightedSum"}
 
 
-def _with_defaults(kind: type[Loss]) -> Callable[[], Loss]:
-    if issubclass(kind, CenterBasedLoss):
+def _with_defaults(kind: type[losses.Loss]) -> Callable[[], losses.Loss]:
+    if issubclass(kind, losses.CenterBasedLoss):
         return partial(kind, num_classes=NUM_CLASSES, dim=DIM)
-    return partial(kind, k=2) if kind is ContextualLoss else kind
+    return partial(kind, k=2) if kind is losses.ContextualLoss else kind
 
 
-KINDS: dict[str, type[Loss]] = {
+KINDS: dict[str, type[losses.Loss]] = {
     name: kind
     for name, kind in vars(losses).items()
-    if inspect.isclass(kind) and issubclass(kind, Loss) and name not in BASES
+    if inspect.isclass(kind) and issubclass(kind, losses.Loss) and name not in BASES
 }
-EVERY_LOSS: dict[str, Callable[[], Loss]] = {name: _with_defaults(kind) for name, kind in KINDS.items()} | {
-    "MarginLoss, a beta per class": partial(MarginLoss, num_classes=NUM_CLASSES),
-    "CrossBatchMemory": lambda: CrossBatchMemory(ContrastiveLoss(), size=100),
-    "SiMix": lambda: SiMix(ContrastiveLoss()),
+EVERY_LOSS: dict[str, Callable[[], losses.Loss]] = {name: _with_defaults(kind) for name, kind in KINDS.items()} | {
+    "MarginLoss, a beta per class": partial(losses.MarginLoss, num_classes=NUM_CLASSES),
+    "CrossBatchMemory": lambda: CrossBatchMemory(losses.ContrastiveLoss(), size=100),
+    "SiMix": lambda: SiMix(losses.ContrastiveLoss()),
     "WeightedPairLoss": lambda: WeightedPairLoss(EqualWeights()),
-    "a sum": lambda: ContrastiveLoss() + SimilarityRegularizer(),
+    "a sum": lambda: losses.ContrastiveLoss() + losses.SimilarityRegularizer(),
 }
 """Name of a class -> a loss with the default arguments, for embeddings of `DIM` dimensions."""
 
-Make = Callable[[int, int], Loss]
+Make = Callable[[int, int], losses.Loss]
 """Creates a loss for so many classes and dimensions."""
 
 
@@ -57,17 +47,17 @@ def _of_pairs(case: cases.Case) -> Make:
 
 
 def _contextual(options: dict[str, object]) -> Make:
-    return lambda classes, dim: ContextualLoss(3, **options)  # type: ignore[arg-type]
+    return lambda classes, dim: losses.ContextualLoss(3, **options)  # type: ignore[arg-type]
 
 
 PATHS: dict[str, Make] = {
     **{name: _of_pairs(case) for name, case in cases.EACH.items()},
     **{name: case.loss for name, case in center_cases.CASES.items()},
     **{f"contextual, {name}": _contextual(options) for name, options in VARIANTS.items()},
-    "regularizer": lambda classes, dim: SimilarityRegularizer(),
-    "ROADMAP": lambda classes, dim: RoadmapLoss(),
-    "SiMix": lambda classes, dim: SiMix(SmoothAPLoss()),
-    "SiMix, few": lambda classes, dim: SiMix(MarginLoss(), virtual_per_class=2),
+    "regularizer": lambda classes, dim: losses.SimilarityRegularizer(),
+    "ROADMAP": lambda classes, dim: losses.RoadmapLoss(),
+    "SiMix": lambda classes, dim: SiMix(losses.SmoothAPLoss()),
+    "SiMix, few": lambda classes, dim: SiMix(losses.MarginLoss(), virtual_per_class=2),
 }
 """Every loss and every miner, and the variants that run code of their own."""
 
@@ -85,6 +75,6 @@ def batches_of(name: str) -> dict[str, Batch]:
     return BATCHES
 
 
-def loss_for(name: str, batch: Batch) -> Loss:
+def loss_for(name: str, batch: Batch) -> losses.Loss:
     """A loss of `PATHS` for a batch, the same in every call."""
     return PATHS[name](int(batch.labels.max()) + 1, batch.embeddings.shape[1])

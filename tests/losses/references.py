@@ -295,10 +295,11 @@ def _histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
     node = [-1 + (r - 1) * width for r in range(bins + 3)]  # node[r + 1] is the paper's t_r
     heights = [_sum([]) for _ in range(bins + 1)]
     for s in similarities:
+        value = s.item()
         for r in range(bins + 1):
-            if node[r] <= s.item() < node[r + 1]:
+            if node[r] <= value < node[r + 1]:
                 heights[r] = heights[r] + (s - node[r]) / width / len(similarities)
-            elif node[r + 1] <= s.item() < node[r + 2]:
+            elif node[r + 1] <= value < node[r + 2]:
                 heights[r] = heights[r] + (node[r + 2] - s) / width / len(similarities)
     return heights
 
@@ -316,16 +317,15 @@ def recall_at_k(
     """RS@k paper, Eq. (5) to (7), divided and clipped as said below Eq. (7)."""
     ks = [k] if isinstance(k, int) else list(k)
 
-    def recall(a: Anchor, k: int) -> Tensor:
-        found = _sum(
-            _sigmoid(k - 1 - _sum(_sigmoid(d, similarity_temperature) for d in _differences(a, x)), rank_temperature)
-            for x in a.positives
-        )
-        return found.clamp(max=k) / min(k, len(a.positives))
+    def recall(ranks: list[Tensor], k: int) -> Tensor:
+        found = _sum(_sigmoid(k - rank, rank_temperature) for rank in ranks)
+        return found.clamp(max=k) / min(k, len(ranks))
 
-    return _over_anchors(
-        anchors, _if_positives(lambda a: _mean([1 - recall(a, k) for k in ks])), reduction, _has_a_positive
-    )
+    def of(a: Anchor) -> Tensor:
+        ranks = [1 + _sum(_sigmoid(d, similarity_temperature) for d in _differences(a, x)) for x in a.positives]
+        return _mean([1 - recall(ranks, k) for k in ks])
+
+    return _over_anchors(anchors, _if_positives(of), reduction, _has_a_positive)
 
 
 def smooth_ap(anchors: list[Anchor], temperature: float = 0.01, reduction: str = "contributing") -> Tensor:
@@ -364,44 +364,32 @@ def sup_ap(
 def fast_ap(anchors: list[Anchor], bins: int = 10, reduction: str = "contributing") -> Tensor:
     """FastAP paper, over squared distances: the sum over their histogram of precision times the positives there."""
 
-    def average_precision(a: Anchor) -> Tensor:
-        positives = _distance_histogram(list(a.positives.values()), bins)
-        negatives = _distance_histogram(list(a.negatives.values()), bins)
-        total = _sum([])
-        for r in range(bins + 1):
-            found, others = _sum(positives[: r + 1]), _sum(negatives[: r + 1])
-            if found + others > 1e-9:  # else the precision is not defined
-                total = total + positives[r] * found / (found + others)
-        return total / len(a.positives)
-
-    return _over_anchors(anchors, _if_positives(lambda a: 1 - average_precision(a)), reduction, _has_a_positive)
+    width = 4 / bins  # of squared distances `2 - 2 s`, from 0 to 4
+    return _binned_ap(anchors, [(2 - r * width) / 2 for r in range(bins + 1)], width / 2, reduction)
 
 
 def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contributing") -> Tensor:
     """The listwise loss's paper: as FastAP, over similarities from 1 down to -1 with nodes at both ends."""
     width = 2 / (nodes - 1)
-    centers = [1 - m * width for m in range(nodes)]
+    return _binned_ap(anchors, [1 - m * width for m in range(nodes)], width, reduction)
 
-    def assigned(s: Tensor, m: int) -> Tensor:
-        return _fraction(s, centers[m], width)
+
+def _binned_ap(anchors: list[Anchor], nodes: list[float], width: float, reduction: str) -> Tensor:
+    """From the similarities at each node, divided between neighboring nodes by linear interpolation."""
 
     def average_precision(a: Anchor) -> Tensor:
+        positives, negatives = (
+            [_sum(_fraction(s, node, width) for s in pairs.values()) for node in nodes]
+            for pairs in (a.positives, a.negatives)
+        )
         total = _sum([])
-        for m in range(nodes):
-            here = _sum(assigned(s, m) for s in a.positives.values())
-            found = _sum(assigned(s, i) for s in a.positives.values() for i in range(m + 1))
-            others = _sum(assigned(s, i) for s in a.negatives.values() for i in range(m + 1))
+        for m in range(len(nodes)):
+            found, others = _sum(positives[: m + 1]), _sum(negatives[: m + 1])
             if found + others > 1e-9:  # else the precision is not defined
-                total = total + found / (found + others) * here / len(a.positives)
-        return total
+                total = total + positives[m] * found / (found + others)
+        return total / len(a.positives)
 
     return _over_anchors(anchors, _if_positives(lambda a: 1 - average_precision(a)), reduction, _has_a_positive)
-
-
-def _distance_histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
-    """How much of squared distances `2 - 2 s` is at each of bins + 1 nodes from 0 to 4, by linear interpolation."""
-    width = 4 / bins
-    return [_sum(_fraction(s, (2 - r * width) / 2, width / 2) for s in similarities) for r in range(bins + 1)]
 
 
 def _fraction(s: Tensor, node: float, width: float) -> Tensor:

@@ -11,8 +11,7 @@ from tests.losses.batches import Batch, realistic_batch
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import assert_near, value_and_gradients
 from vicinal.losses import CenterContrastiveLoss, ClusterContrastLoss, proxy_anchor
-from vicinal.similarity import center_sum, normalize
-from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity import PairSource, center_sum, normalize
 
 ABSENT = {"shuffled": 3, "many classes": 20, "one class": 1, "one sample": 4}
 """Batches that are also tested with so many classes that are not in them."""
@@ -106,17 +105,6 @@ def test_zero_and_equal_vectors(case: str) -> None:
                 loss.centers.data.zero_()
             for tensor in value_and_gradients(loss, Batch(x, labels), list(loss.parameters())):
                 assert tensor.isfinite().all(), name
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if name != "ProxyNCA"])  # which refuses it
-def test_one_class(case: str) -> None:
-    """Without other classes a loss depends on the similarity to the own class alone."""
-    value, *gradients = CASES[case].values(BATCHES["one class"], 1)
-    assert value.isfinite()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    if case.startswith(("NormSoftmax", "CosFace", "ArcFace", "ProxyNCA++", "cross-entropy", "cluster")):
-        assert value == 0
-        assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""Cluster contrast: centers that follow their classes, by CCL's Eq. (14)."""
+"""Centers that follow their classes, by CCL's Eq. (14) or by steps of its gradient."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.center_cases import BATCHES
-from vicinal.losses import ClusterContrastLoss
+from vicinal.losses import CenterContrastiveLoss, ClusterContrastLoss
 
 BATCH = BATCHES["shuffled"]
 X, LABELS = BATCH.embeddings, BATCH.labels
@@ -42,13 +42,6 @@ def test_embeddings_are_compared_with_the_centers_before_they_move() -> None:
     assert loss(X, LABELS) < still(X, LABELS)  # they are nearer now
 
 
-def test_nothing_moves_in_evaluation() -> None:
-    loss = made().eval()
-    before = loss.centers.clone()
-    loss(X, LABELS)
-    assert torch.equal(loss.centers, before)
-
-
 def test_centers_are_in_the_state() -> None:
     loss, other = made(), ClusterContrastLoss(momentum=0.3)
     loss(X, LABELS)
@@ -71,10 +64,26 @@ def test_half_precision_embeddings_move_centers_in_float32() -> None:
         assert torch.equal(loss.centers, expected.centers)
 
 
-def test_an_empty_batch_moves_nothing() -> None:
-    loss = made()
-    before = loss.centers.clone()
+def test_an_empty_batch_and_evaluation_move_nothing() -> None:
+    loss, before = made(), made().centers
+    loss.eval()(X, LABELS)
+    assert torch.equal(loss.centers, before)
+    loss.train()
     value = loss(X[:0].requires_grad_(), LABELS[:0])
     value.backward()
     assert value == 0
     assert torch.equal(loss.centers, before)
+
+
+def test_stopped_gradient_draws_centers_to_their_class() -> None:
+    """Its steps end where the momentum ends: at the mean direction of the class."""
+    loss = CenterContrastiveLoss(CLASSES, DIM, stop_gradient=True).double()
+    before, optimizer = loss.centers.detach().clone(), torch.optim.SGD(loss.parameters(), lr=50.0)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(X, LABELS).backward()
+        optimizer.step()
+    for y in LABELS.unique():
+        mean = unit(sum(unit(x) for x in X[y == LABELS]))
+        torch.testing.assert_close(unit(loss.centers.detach()[y]), mean, rtol=0, atol=1e-3)
+    torch.testing.assert_close(loss.centers.detach()[4:], before[4:], rtol=0, atol=0)

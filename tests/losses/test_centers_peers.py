@@ -13,15 +13,7 @@ from torch import Tensor, nn
 
 from tests.losses.batches import Batch
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal.losses import (
-    ArcFaceLoss,
-    CenterBasedLoss,
-    CosFaceLoss,
-    CrossEntropyLoss,
-    NormSoftmaxLoss,
-    ProxyAnchorLoss,
-    SoftTripleLoss,
-)
+from vicinal import losses
 
 CLASSES, DIM = 9, 16
 
@@ -40,7 +32,7 @@ def centers_of(peer: nn.Module) -> Tensor:
     return centers if len(centers) != DIM else centers.T
 
 
-def assert_equal(ours: CenterBasedLoss, peer: nn.Module, relative: float = 1e-4) -> None:
+def assert_equal(ours: losses.CenterBasedLoss, peer: nn.Module, relative: float = 1e-4) -> None:
     """The same value and gradients by embeddings and centers from the peer's centers, in float32 as it is used."""
     ours.centers.data = centers_of(peer).detach().clone()
     for seed in range(3):
@@ -53,34 +45,40 @@ def assert_equal(ours: CenterBasedLoss, peer: nn.Module, relative: float = 1e-4)
 
 def made(kind: type[nn.Module], **arguments: object) -> nn.Module:
     torch.manual_seed(0)
-    dim = {"dim" if issubclass(kind, CenterBasedLoss) else "embedding_size": DIM}
+    dim = {"dim" if issubclass(kind, losses.CenterBasedLoss) else "embedding_size": DIM}
     return kind(num_classes=CLASSES, **dim, **arguments)
 
 
 PAIRS = {
-    "NormSoftmax": (made(NormSoftmaxLoss), made(peers.NormalizedSoftmaxLoss)),
-    "NormSoftmax at 16": (made(NormSoftmaxLoss, scale=16), made(peers.NormalizedSoftmaxLoss, temperature=1 / 16)),
-    "CosFace": (made(CosFaceLoss), made(peers.CosFaceLoss)),
-    "CosFace at 16": (made(CosFaceLoss, scale=16, margin=0.1), made(peers.CosFaceLoss, scale=16, margin=0.1)),
+    "NormSoftmax": (made(losses.NormSoftmaxLoss), made(peers.NormalizedSoftmaxLoss)),
+    "NormSoftmax at 16": (
+        made(losses.NormSoftmaxLoss, scale=16),
+        made(peers.NormalizedSoftmaxLoss, temperature=1 / 16),
+    ),
+    "CosFace": (made(losses.CosFaceLoss), made(peers.CosFaceLoss)),
+    "CosFace at 16": (made(losses.CosFaceLoss, scale=16, margin=0.1), made(peers.CosFaceLoss, scale=16, margin=0.1)),
     # Their margin is in degrees, 28.6 by default, and beyond pi the exponent is the same.
-    "ArcFace": (made(ArcFaceLoss), made(peers.ArcFaceLoss, margin=math.degrees(0.5))),
+    "ArcFace": (made(losses.ArcFaceLoss), made(peers.ArcFaceLoss, margin=math.degrees(0.5))),
     "ArcFace, wide": (
-        made(ArcFaceLoss, scale=16, margin=1.9),
+        made(losses.ArcFaceLoss, scale=16, margin=1.9),
         made(peers.ArcFaceLoss, scale=16, margin=math.degrees(1.9)),
     ),
     # Theirs has the own class in the sum: it is normalized softmax, at scale 2 for squared distances.
-    "ProxyNCA": (made(NormSoftmaxLoss, scale=2), made(peers.ProxyNCALoss)),
-    "ProxyNCA at 18": (made(NormSoftmaxLoss, scale=18), made(peers.ProxyNCALoss, softmax_scale=9)),
-    "ProxyAnchor": (made(ProxyAnchorLoss), made(peers.ProxyAnchorLoss)),
-    "ProxyAnchor at 8": (made(ProxyAnchorLoss, alpha=8, margin=0.3), made(peers.ProxyAnchorLoss, alpha=8, margin=0.3)),
-    "SoftTriple": (made(SoftTripleLoss, regularizer=0), made(peers.SoftTripleLoss)),
+    "ProxyNCA": (made(losses.NormSoftmaxLoss, scale=2), made(peers.ProxyNCALoss)),
+    "ProxyNCA at 18": (made(losses.NormSoftmaxLoss, scale=18), made(peers.ProxyNCALoss, softmax_scale=9)),
+    "ProxyAnchor": (made(losses.ProxyAnchorLoss), made(peers.ProxyAnchorLoss)),
+    "ProxyAnchor at 8": (
+        made(losses.ProxyAnchorLoss, alpha=8, margin=0.3),
+        made(peers.ProxyAnchorLoss, alpha=8, margin=0.3),
+    ),
+    "SoftTriple": (made(losses.SoftTripleLoss, regularizer=0), made(peers.SoftTripleLoss)),
     "SoftTriple, 3": (
-        made(SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, scale=8, regularizer=0),
+        made(losses.SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, scale=8, regularizer=0),
         made(peers.SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, la=8),
     ),
     # Theirs comes without the paper's regulariser, which is a part of its own: the distance of centers, halved.
     "SoftTriple, regularised": (
-        made(SoftTripleLoss, centers_per_class=5, regularizer=0.2),
+        made(losses.SoftTripleLoss, centers_per_class=5, regularizer=0.2),
         made(
             peers.SoftTripleLoss,
             centers_per_class=5,
@@ -99,7 +97,7 @@ def test_same_formula(name: str) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
 def test_torchs_cross_entropy(smoothing: float) -> None:
     """Torch spreads its smoothing over all classes, one's own too; ours, as CCL has it, goes to the others."""
-    loss = made(CrossEntropyLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
+    loss = made(losses.CrossEntropyLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
     nn.init.normal_(loss.bias)
     parameters = [loss.centers, loss.bias]
     weight, bias = (p.detach().clone().requires_grad_() for p in parameters)
@@ -115,7 +113,7 @@ def test_torchs_cross_entropy(smoothing: float) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_torchs_cross_entropy_of_cosines(smoothing: float) -> None:
     """The same for normalized softmax, written as its users do."""
-    loss = made(NormSoftmaxLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
+    loss = made(losses.NormSoftmaxLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
     centers = loss.centers.detach().clone().requires_grad_()
 
     def theirs(x: Tensor, labels: Tensor) -> Tensor:

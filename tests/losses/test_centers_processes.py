@@ -16,8 +16,7 @@ from tests.losses.batches import Batch
 from tests.losses.center_cases import BATCHES, CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import CenterBasedLoss, NormSoftmaxLoss
-from vicinal.similarity import center_sum
-from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity import PairSource, center_sum
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 

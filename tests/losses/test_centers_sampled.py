@@ -13,7 +13,7 @@ from tests.losses.center_cases import CASES, SHARDED
 from tests.losses.gradients import value_and_gradients
 from vicinal.losses import NormSoftmaxLoss
 from vicinal.losses.center_softmax import CenterSoftmaxLoss
-from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity import PairSource
 
 CLASSES, DIM = 40, 8
 DEFAULTS = [name for name in SHARDED if ", " not in name]

@@ -13,22 +13,7 @@ from torch import Tensor
 
 from tests.losses.batches import Batch, realistic_batch
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal.losses import (
-    CircleLoss,
-    ContrastiveLoss,
-    FastAPLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    RecallAtKLoss,
-    SmoothAPLoss,
-    SupConLoss,
-    TripletLoss,
-)
+from vicinal import losses
 from vicinal.mining import HardestMiner
 
 COSINE, EUCLIDEAN = distances.CosineSimilarity(), distances.LpDistance(p=2, power=1)
@@ -50,48 +35,48 @@ def random_labels(seed: int) -> Batch:
 
 
 PAIRS: dict[str, tuple[Callable[..., Tensor], Peer]] = {
-    "contrastive": (ContrastiveLoss(), peers.ContrastiveLoss(pos_margin=0.9, neg_margin=0.6, distance=COSINE)),
+    "contrastive": (losses.ContrastiveLoss(), peers.ContrastiveLoss(pos_margin=0.9, neg_margin=0.6, distance=COSINE)),
     "contrastive over pairs": (
-        ContrastiveLoss(reduction="pairs"),
+        losses.ContrastiveLoss(reduction="pairs"),
         peers.ContrastiveLoss(0.9, 0.6, distance=COSINE, reducer=reducers.MeanReducer()),
     ),
-    "triplet": (TripletLoss(reduction="violating"), peers.TripletMarginLoss(margin=0.1, distance=COSINE)),
+    "triplet": (losses.TripletLoss(reduction="violating"), peers.TripletMarginLoss(margin=0.1, distance=COSINE)),
     "triplet over all": (
-        TripletLoss(),
+        losses.TripletLoss(),
         peers.TripletMarginLoss(margin=0.1, distance=COSINE, reducer=reducers.MeanReducer()),
     ),
     "triplet, soft": (
-        TripletLoss(margin=0.1, soft=True),
+        losses.TripletLoss(margin=0.1, soft=True),
         peers.TripletMarginLoss(margin=0.1, distance=COSINE, smooth_loss=True),
     ),
     "triplet, semi-hard": (
-        TripletLoss(margin=0.3, triplets="semi-hard"),
+        losses.TripletLoss(margin=0.3, triplets="semi-hard"),
         mined(
             peers.TripletMarginLoss(margin=0.3, distance=COSINE),
             miners.TripletMarginMiner(margin=0.3, type_of_triplets="semihard", distance=COSINE),
         ),
     ),
     "triplet, hard": (
-        TripletLoss(miner=HardestMiner(), reduction="violating"),
+        losses.TripletLoss(miner=HardestMiner(), reduction="violating"),
         mined(peers.TripletMarginLoss(margin=0.1, distance=COSINE), miners.BatchHardMiner(distance=COSINE)),
     ),
-    "NT-Xent": (NTXentLoss(), peers.NTXentLoss(temperature=0.1)),
-    "SupCon": (SupConLoss(reduction="contributing"), peers.SupConLoss(temperature=0.1)),
-    "NCA": (NCALoss(scale=2, reduction="contributing"), peers.NCALoss()),
-    "NCA on similarities": (NCALoss(scale=9, reduction="contributing"), peers.NCALoss(9, distance=COSINE)),
-    "circle": (CircleLoss(reduction="contributing"), peers.CircleLoss()),
-    "circle for faces": (CircleLoss(0.25, 256, reduction="contributing"), peers.CircleLoss(m=0.25, gamma=256)),
+    "NT-Xent": (losses.NTXentLoss(), peers.NTXentLoss(temperature=0.1)),
+    "SupCon": (losses.SupConLoss(reduction="contributing"), peers.SupConLoss(temperature=0.1)),
+    "NCA": (losses.NCALoss(scale=2, reduction="contributing"), peers.NCALoss()),
+    "NCA on similarities": (losses.NCALoss(scale=9, reduction="contributing"), peers.NCALoss(9, distance=COSINE)),
+    "circle": (losses.CircleLoss(reduction="contributing"), peers.CircleLoss()),
+    "circle for faces": (losses.CircleLoss(0.25, 256, reduction="contributing"), peers.CircleLoss(m=0.25, gamma=256)),
     "multi-similarity": (
-        MultiSimilarityLoss(base=1),
+        losses.MultiSimilarityLoss(base=1),
         mined(peers.MultiSimilarityLoss(2, 50, base=1), miners.MultiSimilarityMiner(0.1)),
     ),
     "multi-similarity, base 0.5": (
-        MultiSimilarityLoss(),
+        losses.MultiSimilarityLoss(),
         mined(peers.MultiSimilarityLoss(2, 50, base=0.5), miners.MultiSimilarityMiner(0.1)),
     ),
-    "multi-similarity, no miner": (MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=0.5)),
-    "FastAP": (FastAPLoss(), peers.FastAPLoss()),
-    "FastAP, many bins": (FastAPLoss(bins=37), peers.FastAPLoss(num_bins=37)),
+    "multi-similarity, no miner": (losses.MultiSimilarityLoss(miner=None), peers.MultiSimilarityLoss(2, 50, base=0.5)),
+    "FastAP": (losses.FastAPLoss(), peers.FastAPLoss()),
+    "FastAP, many bins": (losses.FastAPLoss(bins=37), peers.FastAPLoss(num_bins=37)),
 }
 
 
@@ -112,12 +97,12 @@ def test_same_formula(name: str) -> None:
 @pytest.mark.parametrize("bins", [4, 100])
 def test_same_histogram(bins: int) -> None:
     """Theirs is of the pairs of anchors that have both kinds: the same where every class has two samples."""
-    assert_equal(HistogramLoss(bins=bins), peers.HistogramLoss(n_bins=bins), balanced())
+    assert_equal(losses.HistogramLoss(bins=bins), peers.HistogramLoss(n_bins=bins), balanced())
 
 
 def test_same_generalised_lifted_structure() -> None:
     """Ours has one margin, of both halves together; theirs two, of which only the difference matters."""
-    ours, peer = LiftedStructureLoss(reduction="anchors"), peers.GeneralizedLiftedStructureLoss
+    ours, peer = losses.LiftedStructureLoss(reduction="anchors"), peers.GeneralizedLiftedStructureLoss
     assert_equal(ours, peer(neg_margin=0, pos_margin=1, distance=COSINE), balanced())
     assert_equal(ours, peer(neg_margin=-1, pos_margin=0, distance=COSINE), balanced())
 
@@ -128,7 +113,7 @@ def test_same_n_pairs() -> None:
     first, second = (slice(start, None, 4) for start in (0, 1))
 
     def ours(x: Tensor, labels: Tensor) -> Tensor:
-        return NPairsLoss()(x[first], labels[first], x[second], labels[second])
+        return losses.NPairsLoss()(x[first], labels[first], x[second], labels[second])
 
     assert_equal(ours, peers.NPairsLoss(distance=COSINE), batch)
 
@@ -151,7 +136,7 @@ def with_itself(loss: Callable[..., Tensor]) -> Peer:
 def test_same_smooth_ap(side: int, temperature: float) -> None:
     """Theirs is right where there are as many classes as samples of each, class by class, and has the query among its
     own positives."""
-    ours, peer = with_itself(SmoothAPLoss(temperature)), peers.SmoothAPLoss(temperature)
+    ours, peer = with_itself(losses.SmoothAPLoss(temperature)), peers.SmoothAPLoss(temperature)
     assert_equal(ours, peer, squares(side, side))
 
 
@@ -164,7 +149,7 @@ def test_margin_where_triplets_count_every_pair_alike(num_classes: int | None) -
     generator = torch.Generator().manual_seed(0)
     x, references = (torch.randn(n, 6, generator=generator) for n in (5, 8))
     batch = Batch(x, torch.tensor([0, 1, 1, 0, 0]), references, torch.tensor([0, 0, 1, 0, 1, 1, 0, 1]))
-    ours = MarginLoss(beta=1.1, num_classes=num_classes, miner=None)
+    ours = losses.MarginLoss(beta=1.1, num_classes=num_classes, miner=None)
     peer = peers.MarginLoss(beta=1.1, num_classes=num_classes, learn_beta=True, distance=EUCLIDEAN)
 
     def with_references(x: Tensor, labels: Tensor, references: Tensor, reference_labels: Tensor) -> Tensor:
@@ -179,7 +164,7 @@ def test_nt_xent_of_a_hopeless_pair() -> None:
     x, references = torch.tensor([[1.0, 0.1]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0], [1.0, 0.2]])
     batch = Batch(x, torch.tensor([0]), references, torch.tensor([0, 1, 1]))
     peer = peers.NTXentLoss(temperature=0.01)
-    ours, by_x, _ = value_and_gradients(NTXentLoss(temperature=0.01), batch)
+    ours, by_x, _ = value_and_gradients(losses.NTXentLoss(temperature=0.01), batch)
     theirs, peer_by_x, _ = value_and_gradients(
         lambda x, labels, others, of: peer(x, labels, ref_emb=others, ref_labels=of), batch
     )
@@ -196,7 +181,7 @@ def test_nca_where_the_softmax_underflows() -> None:
     """Theirs leaves out anchors whose softmax is 0 in float32: the worst ones have neither a loss nor a gradient."""
     x = torch.tensor([[1.0, 0.0], [-1.0, 0.3], [1.0, 0.2], [-1.0, 0.1], [0.0, 1.0], [0.0, 1.0]])
     batch = Batch(x, torch.tensor([0, 0, 1, 1, 2, 2]))
-    loss = NCALoss(scale=500)
+    loss = losses.NCALoss(scale=500)
     value, gradient = value_and_gradients(loss, batch)
     assert_near([value, gradient], value_and_gradients(loss, batch.to(torch.float64)), 1e-4)
     assert value > 3000
@@ -209,15 +194,15 @@ def test_nca_where_the_softmax_underflows() -> None:
 def published_recall_at_k(x: Tensor, labels: Tensor, ks: tuple[int, ...]) -> list[float]:
     """RS@k of each query as its published code reads it: the query is among the ranked, though not a positive."""
     x = torch.nn.functional.normalize(x.double())
-    s, losses = (x @ x.T).tolist(), []
+    s, values = (x @ x.T).tolist(), []
     for q in range(len(x)):
         positives = [i for i in range(len(x)) if i != q and labels[i] == labels[q]]
         ranks = [
             1 + sum(1 / (1 + math.exp((s[q][i] - s[q][z]) / 0.01)) for z in range(len(x)) if z != i) for i in positives
         ]
         found = [sum(1 / (1 + math.exp(rank - k)) for rank in ranks) for k in ks]
-        losses.append(1 - sum(min(f, k) / min(k, len(ranks)) for f, k in zip(found, ks, strict=True)) / len(ks))
-    return losses
+        values.append(1 - sum(min(f, k) / min(k, len(ranks)) for f, k in zip(found, ks, strict=True)) / len(ks))
+    return values
 
 
 def test_the_query_in_every_rank() -> None:
@@ -226,7 +211,7 @@ def test_the_query_in_every_rank() -> None:
     ks = (1, 2, 4, 8, 16)
     angles = torch.tensor([1, 0.9, 0.8, 0.7, 0.3, 0.2, 0.1], dtype=torch.float64).acos()
     x, labels = torch.stack([angles.cos(), angles.sin()], dim=1), torch.tensor([0, 0, 0, 0, 1, 2, 3])
-    ours = RecallAtKLoss(ks)(x[:1], labels[:1], x, labels, 0).item()
+    ours = losses.RecallAtKLoss(ks)(x[:1], labels[:1], x, labels, 0).item()
     assert ours == pytest.approx(0.102, abs=1e-3)
     sigmoids = {k: [1 / (1 + math.exp(rank - k)) for rank in (1, 2, 3)] for k in ks}
     assert ours == pytest.approx(1 - sum(min(sum(f), k) / min(k, 3) for k, f in sigmoids.items()) / 5, abs=1e-4)

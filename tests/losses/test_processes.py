@@ -20,7 +20,7 @@ from tests.processes import run_groups
 from vicinal.losses import ContextualLoss, CosFaceLoss, Loss, MultiSimilarityLoss, SimilarityRegularizer
 from vicinal.matryoshka import Matryoshka
 from vicinal.memory import CrossBatchMemory
-from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity import PairSource
 
 BATCHES = nasty_batches()
 OF_PAIRS = ("shuffled", "singletons", "duplicates", "two of two classes")

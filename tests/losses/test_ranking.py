@@ -112,31 +112,22 @@ def test_smooth_ap_of_a_cold_temperature_is_average_precision(batch: str) -> Non
     assert losses.SmoothAPLoss(COLD)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.0371])  # ties of moved similarities are a matter of rounding
 @pytest.mark.parametrize("batch", BATCHES)
-def test_blackbox_ap_without_a_margin_is_average_precision(batch: str) -> None:
-    expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
-    assert losses.BlackboxAPLoss(margin=0)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-def test_blackbox_ap_with_a_margin_is_that_of_moved_similarities(batch: str) -> None:
-    # Ties of moved similarities are a matter of rounding, so the margin is not a difference of two.
-    moved = [Ranking(r.scores - 0.0371 * r.relevant, r.relevant) for r in rankings(*BATCHES[batch])]
+def test_blackbox_ap_is_the_average_precision_of_moved_similarities(batch: str, margin: float) -> None:
+    moved = [Ranking(r.scores - margin * r.relevant, r.relevant) for r in rankings(*BATCHES[batch])]
     expected = 1 - np.mean([r.average_precision for r in moved])
-    assert losses.BlackboxAPLoss(margin=0.0371)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+    assert losses.BlackboxAPLoss(margin=margin)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("temperature", [COLD, 0.01, 0.3])
 @pytest.mark.parametrize(("linear_from", "slope"), [(0.05, 100.0), (0.0, 0.0), (0.3, 1.0)])
 def test_sup_ap_is_never_below(batch: str, temperature: float, linear_from: float, slope: float) -> None:
-    loss = losses.SupAPLoss(temperature, linear_from, slope, reduction="sum")
-    x, labels = BATCHES[batch]
-    all_rankings = iter(rankings(x, labels))
-    for i in range(len(x)):
-        if (labels == labels[i]).sum() > 1:
-            value = loss(x[i : i + 1], labels[i : i + 1], x, labels, i).item()
-            assert value >= 1 - next(all_rankings).average_precision - 1e-12
+    loss, (x, labels) = losses.SupAPLoss(temperature, linear_from, slope), BATCHES[batch]
+    values = loss.anchor_values(PairSource.from_batch(x, labels))[(labels[:, None] == labels).sum(dim=1) > 1]
+    for value, ranking in zip(values.tolist(), rankings(x, labels), strict=True):
+        assert value >= 1 - ranking.average_precision - 1e-12
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -150,13 +141,6 @@ def test_sup_ap_of_a_cold_temperature_and_no_slope(batch: str) -> None:
         expected.append(1 - np.mean(among / (among + above)))
     loss = losses.SupAPLoss(COLD, linear_from=1.0, slope=0.0)(*BATCHES[batch])
     assert loss.item() == pytest.approx(np.mean(expected), abs=1e-12)
-
-
-def test_sup_ap_is_average_precision_where_the_ranking_is_perfect() -> None:
-    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.1], [-1.0, 0.0], [-0.9, 0.1]], dtype=torch.float64)
-    labels = torch.tensor([0, 0, 0, 1, 1])
-    assert all(r.average_precision == 1 for r in rankings(x, labels))
-    assert losses.SupAPLoss(COLD)(x, labels) == 0
 
 
 BINNED = {"FastAP": partial(losses.FastAPLoss, 16), "SoftBinAP": partial(losses.SoftBinAPLoss, 17)}
@@ -182,12 +166,6 @@ def test_binned_ap_of_many_bins_approaches_average_precision() -> None:
         errors = [abs(make(bins)(x, labels).item() - exact) for bins in (3, 30, 2000)]
         assert errors == sorted(errors, reverse=True)
         assert errors[-1] < 0.003
-
-
-def test_soft_bin_ap_is_fast_ap_by_nodes() -> None:
-    for x, labels in BATCHES.values():
-        assert torch.equal(losses.SoftBinAPLoss(nodes=21)(x, labels), losses.FastAPLoss(bins=20)(x, labels))
-    assert losses.SoftBinAPLoss().bins == 19
 
 
 # Means ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.losses.allocations import largest_allocation
 from vicinal.losses import BlackboxAPLoss, SupAPLoss
 from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
-from vicinal.similarity.rows import Rows
+from vicinal.similarity import Rows
 
 STEPS: dict[str, dict[str, float]] = {
     "sigmoid": {"temperature": 0.1},
