@@ -118,7 +118,8 @@ def test_impossible_arguments_of_several_numbers() -> None:
     for k in ([], [1, 2, 0], None, [1, None], True, [2.0]):
         message = f"RecallAtKLoss: k = {k} must be a whole number, at least 1, or several"
         refused(f"^{re.escape(message)}$", losses.RecallAtKLoss, k=k)
-    refused(r"^SupAPLoss: slope = -1 must not be negative$", losses.RoadmapLoss, slope=-1)
+    refused(r"^SupAPLoss: slope = -1 must be at least 0$", losses.RoadmapLoss, slope=-1)
+    refused(r"^SupAPLoss: slope = nan must be at least 0 and finite$", losses.RoadmapLoss, slope=math.nan)
     with pytest.raises(InputError, match=r"^ContrastiveLoss: positive_margin = nan must be a finite number$"):
         losses.RoadmapLoss(positive_margin=math.nan)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,18 +13,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import draw_photos, output
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.models import Embedder
-from vicinal.retrieval import Index
+from vicinal.models import ContextRefiner, Embedder
+from vicinal.retrieval import Index, LocalEncoder
+from vicinal.retrieval.reranking.local_features import encode_items
 from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import EngineUnavailableError, InputError
 from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
+from vicinal.workflows.local_features import stored_encoder
 
 
 @dataclass(frozen=True)
@@ -127,11 +131,137 @@ def test_a_copy_has_no_generation_before(shop: Shop, tmp_path: Path) -> None:
     shop.check(shop.old)
 
 
-def test_local_features_are_of_their_model(shop: Shop) -> None:
-    shop.load().store_local_codes({"size": 32})
-    with pytest.raises(InputError, match="stores local features of its model; build the index again with --local"):
-        upgrade_index(shop.index, shop.new)
+def local_codes(shop: Shop, reader: EmbeddingReader) -> dict[int, bytes]:
+    """The stored local features of all images, which must be those of a reader's model."""
+    index = shop.load()
+    encoder, ids = stored_encoder(index, reader.loaded_model), index.metadata.frame["id"].to_numpy()
+    assert encoder is not None
+    found = index.local_codes(ids)
+    assert list(found) == ids.tolist()
+    for number, codes in encode_items(index, ids, encoder).items():
+        difference = np.frombuffer(found[number], np.uint8).astype(int) - codes.ravel()
+        assert np.abs(difference).max() <= 1  # batches differ
+    return found
+
+
+def test_local_features_are_of_their_model(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["index", "build", str(shop.index), str(shop.photos), "--model", str(shop.old.model), "--overwrite",
+                 "--local", "3", "--local.size", "64", "--local.dim", "8"]) == 0  # fmt: skip
+    before, opened = local_codes(shop, shop.old), shop.load()
+    asked: list[int] = []
+
+    def during(comparison: GenerationComparison) -> None:
+        asked.append(len(shop.load().ids_without_local_codes()))
+        assert shop.load().local_codes(np.arange(24)) == before  # the old ones are searched
+        shop.add(shop.old, "during")
+
+    upgrade_index(shop.index, shop.new, {"model": str(shop.new.model)}, report=during)
+    assert asked == [0]
+    after = local_codes(shop, shop.new)
+    assert len(after) == 25
+    assert all(after[number] != before[number] for number in before)
+    assert opened.local_settings is not None
+    assert (opened.local_settings["weight"], opened.local_settings["size"]) == (3, 64)
+    shop.add(shop.new, "after")
+    roll_back(shop.index, lambda made_with: shop.old)
+    found = local_codes(shop, shop.old)
+    assert {number: found[number] for number in before} == before
+    shop.load().delete([3])
+    shop.load().save(shop.index.parent / "copy")
+    for place, count in ((shop.index, 50 - 1), (shop.index.parent / "copy", 25)):  # one image has no codes by `new` yet
+        with sqlite3.connect(place / "index.sqlite") as connection:
+            assert connection.execute("SELECT count(*) FROM local_features").fetchone() == (count,)
+
+
+def test_an_upgrade_that_was_killed_keeps_its_local_features(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["index", "build", str(shop.index), str(shop.photos), "--model", str(shop.old.model), "--overwrite",
+                 "--local"]) == 0  # fmt: skip
+    encoded: list[int] = []
+
+    def encode(index: Index, ids: np.ndarray, encoder: LocalEncoder) -> dict[int, np.ndarray]:
+        encoded.extend(ids.tolist())
+        return encode_items(index, ids, encoder)
+
+    monkeypatch.setattr("vicinal.workflows.local_features.encode_items", encode)
+    monkeypatch.setattr("vicinal.workflows.local_features.BLOCK_SIZE", 10)
+
+    def stop(comparison: GenerationComparison) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        upgrade_index(shop.index, shop.new, report=stop)
+    assert main(["index", "add", str(shop.index), str(shop.photos), "--model", str(shop.old.model)]) == 0
+    upgrade_index(shop.index, shop.new)
+    assert sorted(encoded) == list(range(24))
+    local_codes(shop, shop.new)
+
+
+@pytest.fixture
+def refiners(shop: Shop, tmp_path: Path) -> dict[str, str]:
+    """The folders of a refiner for each model, by its dimension, which is not the identity."""
+    folders = {}
+    for name, reader, dim in (("old", shop.old, 8), ("new", shop.new, 12)):
+        refiner = ContextRefiner(dim=dim, num_heads=2, neighbors=3)
+        refiner.model_fingerprint = reader.fingerprint
+        for weight in refiner.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        refiner.save_pretrained(tmp_path / f"refiner-{name}")
+        folders[name] = str(tmp_path / f"refiner-{name}")
+    return folders
+
+
+def check_refined(shop: Shop, reader: EmbeddingReader, refiner: ContextRefiner, ids: list[int]) -> None:
+    """The index finds what one finds that is built by reader and refiner and then gets the images of `ids`."""
+    index = shop.load()
+    table = Table(index.metadata.frame[["path"]])
+    vectors, is_later = reader.embed_table(table).vectors, np.isin(index.metadata.frame["id"], ids)
+    rows, later = np.flatnonzero(~is_later), np.flatnonzero(is_later)
+    wanted = Index.build(vectors[rows], table.take(rows), "exact", reader.fingerprint, refiner)
+    for row in later:
+        wanted.add(vectors[[row]], table.take(np.array([row])), refiner)
+    np.testing.assert_allclose(index.vectors(), wanted.vectors(), atol=1e-4)
+    assert not np.allclose(index.vectors(), vectors, atol=0.1)
+    np.testing.assert_allclose(index.search(vectors, 5, refiner).scores, wanted.search(vectors, 5, refiner).scores,
+                               atol=1e-4)  # fmt: skip
+
+
+def test_refined_embeddings(shop: Shop, refiners: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = (ContextRefiner.from_pretrained(refiners[name]) for name in ("old", "new"))
+    output(capsys, "index", "build", shop.index, shop.photos, "--model", shop.old.model, "--refiner", refiners["old"],
+           "--overwrite")  # fmt: skip
+    check_refined(shop, shop.old, old, [])
+    upgrade = ["index", "upgrade", str(shop.index), "--model", str(shop.new.model)]
+    for words, message in (
+        (upgrade, "give one for the new model with --refiner"),
+        ([*upgrade, "--refiner", refiners["old"]], "the refiner was trained for"),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert message in error[-1]
+    check_refined(shop, shop.old, old, [])
+    output(capsys, *upgrade, "--refiner", refiners["new"])
+    check_refined(shop, shop.new, new, [])
+    opened, picture = shop.load(), shop.photos / "during.png"
+    Image.effect_noise((24, 20), 80).save(picture)
+    output(capsys, "index", "add", shop.index, picture)
+    check_refined(shop, shop.new, new, [24])
+    output(capsys, "index", "upgrade", shop.index, "--rollback")
+    check_refined(shop, shop.old, old, [24])
+    shop.load().state.fold()
+    check_refined(shop, shop.old, old, [24])
+    with pytest.raises(InputError, match="was built with the refiner"):
+        opened.search(np.eye(1, 8), 1, new)
+    output(capsys, "index", "upgrade", shop.index, "--rollback")
+    check_refined(shop, shop.new, new, [24])
+
+
+def test_an_index_gets_a_refiner_by_an_upgrade(shop: Shop, refiners: dict[str, str]) -> None:
+    new = ContextRefiner.from_pretrained(refiners["new"])
+    upgrade_index(shop.index, shop.new, None, new)
+    check_refined(shop, shop.new, new, [])
+    roll_back(shop.index)
     shop.check(shop.old)
+    assert shop.load().refiner_fingerprint is None
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "sq8", "binary"])

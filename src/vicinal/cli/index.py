@@ -139,12 +139,15 @@ def upgrade(arguments: Arguments) -> None:
             print_result(str(comparison))
 
     if arguments.rollback:
-        roll_back(arguments.index, lambda made_with: _reader_before(arguments, made_with), timeout=arguments.timeout)
+        roll_back(
+            arguments.index, partial(_reader_before, arguments), lambda made_with: inputs.load_refiner(arguments),
+            timeout=arguments.timeout,
+        )  # fmt: skip
     else:
         flags = inputs.made_with(arguments, arguments.index)
         flags = {name: value for name, value in flags.items() if name not in ABOUT_TABLES}
-        reader = inputs.read_embedding(arguments)
-        upgrade_index(arguments.index, reader, flags, report=report, timeout=arguments.timeout)
+        reader, refiner = inputs.read_embedding(arguments), inputs.load_refiner(arguments)
+        upgrade_index(arguments.index, reader, flags, refiner, report=report, timeout=arguments.timeout)
     _print_facts(arguments)
 
 
@@ -298,9 +301,12 @@ def _add_upgrade(parser: Parser) -> None:
         "--rollback", action="store_true", help="return to the vectors before the last upgrade, and again to the newer "
         "ones. Images that were added since are embedded by the model before",
     )  # fmt: skip
+    inputs.add_refiner(
+        parser, "refines the new embeddings; an index that was built with a refiner needs one for the new model"
+    )
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=ABOUT_TABLES)
     _add_common(parser)
-    parser.show_first("rollback", "model", "whitening", "num_workers", "on_error", "timeout", "json")
+    parser.show_first("rollback", "model", "refiner", "whitening", "num_workers", "on_error", "timeout", "json")
 
 
 INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {
@@ -326,12 +332,11 @@ def build_index(arguments: Arguments) -> None:
     encoder = _local_encoder(arguments, embedded)
     index = _new_index(arguments, embedded, table, refiner)
     if isinstance(index, Index):
-        index.save(arguments.index, arguments.timeout)
+        index.save(arguments.index, arguments.timeout, overwrite=getattr(arguments, "overwrite", False))
     if encoder is not None:
         from vicinal.workflows.local_features import store_local_features
 
         with Index.load(arguments.index, arguments.timeout) as saved:
-            assert isinstance(saved, Index)
             store_local_features(saved, encoder, arguments.local)
 
 
@@ -343,7 +348,11 @@ def _check_local(arguments: Arguments) -> None:
     if not 0 <= weight <= MAX_MAGNITUDE:
         raise InputError(f"--local {weight:g}: the weight of local features must be 0 or larger, and finite")
     if inputs.is_url(arguments.index):
-        raise InputError("local features are stored in a folder, not in a database; leave out --local")
+        from vicinal.retrieval.index.remote.engine_url import EngineURL
+        from vicinal.retrieval.index.remote.remote_engine import NO_CODES
+
+        if EngineURL.parse(arguments.index).engine == "milvus":
+            raise InputError(NO_CODES)
     if arguments.refiner:
         raise InputError("an index of refined embeddings is not re-ranked; leave out --local or --refiner")
 
@@ -364,12 +373,10 @@ def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> N
 
     A build that was killed may have left some out too.
     """
-    if inputs.is_url(arguments.index):
-        return
     from vicinal.retrieval import Index
 
     with Index.load(arguments.index, arguments.timeout) as index:
-        if index.local_settings is None or not isinstance(index, Index) or not len(index.ids_without_local_codes()):
+        if index.local_settings is None or not len(index.ids_without_local_codes()):
             return
         from vicinal.workflows.local_features import fill_local_features, stored_encoder
 

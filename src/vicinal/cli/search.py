@@ -14,6 +14,7 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from vicinal.models import ContextRefiner
     from vicinal.report import MatchedPair
     from vicinal.retrieval import ImageIndex, LocalReranking, SearchResult
     from vicinal.workflows.local_features import LocalSearch
@@ -124,7 +125,6 @@ def _local_search(arguments: Arguments, index: ImageIndex, model: object) -> Loc
 
 
 def _matched_pairs(reranking: LocalReranking, found: Sequence[SearchResult]) -> list[MatchedPair]:
-    """The queries and their matches that have paths, with the patches that they have in common."""
     from vicinal.report import MatchedPair
 
     pairs = []
@@ -220,7 +220,7 @@ def serve(arguments: Arguments) -> None:
         index.close()
     service = Service(
         arguments.index, embedder, limits, arguments.read_only, inputs.load_refiner(arguments), arguments.allow_url,
-        loaded, lambda settings: _embedder_after_upgrade(arguments, settings),
+        loaded, lambda settings: _models_after_upgrade(arguments, settings),
     )  # fmt: skip
     run(service, arguments.host, arguments.port, access, not arguments.no_access_log)
 
@@ -246,21 +246,22 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _embedder_after_upgrade(arguments: Arguments, settings: Mapping[str, Any]) -> Any:
-    """The embedder of an index that was upgraded, by the flags that it remembers."""
+def _models_after_upgrade(arguments: Arguments, settings: Mapping[str, Any]) -> tuple[Any, ContextRefiner | None]:
+    """The embedder and the refiner of an index that was upgraded, by the flags that it remembers."""
     from vicinal.retrieval.index.made_with import FLAGS, other_model
 
     made_with, fingerprint = settings.get("made_with") or {}, settings.get("model_fingerprint")
     if "model" not in made_with:
         raise InputError("the index does not say which model made its new embeddings; start the service again with it")
     flags = copy.copy(arguments)
-    for name in set(FLAGS) & set(vars(flags)) - {"engine", "refiner"}:
+    for name in set(FLAGS) & set(vars(flags)) - {"engine"}:
         delattr(flags, name)
+    flags.refiner = None
     inputs.use_flags_of_index(flags, made_with, [])
     embedder = _embedder_of(flags)
     if fingerprint not in (None, embedder.fingerprint):
         raise other_model(str(fingerprint), str(embedder.fingerprint), made_with, made_with)
-    return embedder
+    return embedder, inputs.load_refiner(flags)
 
 
 def _embedder(arguments: Arguments, index: ImageIndex) -> Any:

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from vicinal.data.moved import ADDED, image_file
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import Index
+from vicinal.retrieval.index.made_with import fingerprint_of
 from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
@@ -77,7 +78,7 @@ class FolderStore(Store):
             raise InputError(f"{self.folder} is not a folder")
         index.check_refiner(self.refiner)
         index.state.follows = index.state.folds = index.shows_full_paths = False
-        self.index, self._model = index, index.model_fingerprint
+        self.index, self._model = index, index.fingerprint()
         self._requests: queue.Queue[_Request] = queue.Queue(self.limits.max_queue)
         if not self.read_only:
             remove_unused(self.folder / ADDED, index.paths().values())
@@ -115,7 +116,7 @@ class FolderStore(Store):
 
     @property
     def is_connected(self) -> bool:
-        return bool(self.index.model_fingerprint == self._model)
+        return bool(self.index.fingerprint() == self._model)
 
     def check_model(self) -> None:
         if not self.is_connected:
@@ -163,14 +164,14 @@ class FolderStore(Store):
         if self.load_model is None:
             return
         settings = self.index.state.database.settings()
-        if settings.get("model_fingerprint") == self._model:
+        if (fingerprint := fingerprint_of(settings)) == self._model:
             return
         take_into_use = self.load_model(settings)
         self.epoch += 1
         try:
             self.index.state.refresh()
             take_into_use()
-            self._model = settings.get("model_fingerprint")
+            self._model = fingerprint
         finally:
             self.epoch += 1
         log(f"{self.folder}: serving embeddings of {self._model} now")

@@ -83,9 +83,9 @@ class RemoteStore(Store):
         codes: bytes | None = None, epoch: int | None = None,
     ) -> Future[list[int]]:  # fmt: skip
         self.check_writable()
-        return self._pool.submit(self._add, vectors, dict(columns), key)
+        return self._pool.submit(self._add, vectors, dict(columns), key, codes)
 
-    def _add(self, vectors: Floats, columns: dict[str, Any], key: str | None) -> list[int]:
+    def _add(self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None) -> list[int]:
         known = None if key is None else self.added_with(key)
         if known is not None:
             return known
@@ -94,6 +94,8 @@ class RemoteStore(Store):
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
         self.index.insert(number, vectors, row)
+        if codes is not None:
+            self.index.add_local_codes(np.array([number]), [codes])
         return [number]
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:

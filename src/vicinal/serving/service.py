@@ -17,7 +17,7 @@ import numpy as np
 from vicinal.retrieval.index.index import Index
 from vicinal.serving.batching import Batcher, one_by_one_if_broken
 from vicinal.serving.bodies import DeleteBody, EmbedBody, ItemBody, SearchBody
-from vicinal.serving.decoding import ImageTask, Preparation, PreparedImage, ThumbnailTask, TorchPreparation
+from vicinal.serving.decoding import ImageTask, PreparedImage, ThumbnailTask, TorchPreparation
 from vicinal.serving.embedders import ImageEmbedder, as_image_embedder
 from vicinal.serving.guard import Load, Metrics
 from vicinal.serving.limits import Limits
@@ -50,8 +50,8 @@ class Service:
         refiner: the refiner that the index was built with, if any.
         allow_urls: hosts from which images may be fetched.
         index: the index, if it was loaded from the folder already.
-        load_embedder: gives the embedder of an index that was upgraded to another model, by its settings; None:
-            requests are refused then.
+        load_models: gives the embedder and the refiner, or None, of an index that was upgraded to another model, by
+            its settings; None: requests are refused then.
 
     Raises:
         InputError: the index cannot be served, or the embedder is not its.
@@ -66,7 +66,7 @@ class Service:
         refiner: Any = None,
         allow_urls: Sequence[str] = (),
         index: Index | None = None,
-        load_embedder: Callable[[Mapping[str, Any]], Any] | None = None,
+        load_models: Callable[[Mapping[str, Any]], tuple[Any, Any]] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.embedder = None if embedder is None else as_image_embedder(embedder)
@@ -74,7 +74,7 @@ class Service:
         self.fetcher = Fetcher(allow_urls, self.limits.max_body)
         self.metrics, self.load = Metrics(), Load()
         self.is_stopping = False
-        self._load_embedder = None if self.embedder is None else load_embedder
+        self._load_models = None if self.embedder is None else load_models
         self._pool: DecodingPool | None = None
         self._pools: list[DecodingPool] = []  # the last one, and after an upgrade the one before
         self._stack: ExitStack | None = None
@@ -90,9 +90,11 @@ class Service:
                     f"the model gives {self.embedder.dim} dimensions, the index has {self.index.dim}; give the "
                     "model that the index was built with"
                 )
-            self._pool = self._new_pool(self.embedder)
+            if self.embedder is not None:
+                self._local = self._local_queries(self.embedder, self.index.local_settings)
+            self._pool = self._new_pool(self.embedder, self._local)
             self._thumbnails = Thumbnails(self._pool)
-            if self._load_embedder is not None:
+            if self._load_models is not None:
                 self.store.load_model = self._load_model
             self._add_gauges()
             self._stack = stack.pop_all()
@@ -103,8 +105,10 @@ class Service:
             self._stack.close()
         self._stack = None
 
-    def _new_pool(self, embedder: Any) -> DecodingPool:
-        limits, preparation = self.limits, None if embedder is None else self._preparation(embedder)
+    def _new_pool(self, embedder: Any, local: LocalQueries | None) -> DecodingPool:
+        limits, preparation = self.limits, None if embedder is None else embedder.preparation
+        if preparation is not None and local is not None:
+            preparation = replace(preparation, local_transform=local.transform)
         memory, seconds = int(limits.decode_memory_mb * 2**20), min(limits.request_seconds, MAX_DECODE_SECONDS)
         self._pools.append(DecodingPool(preparation, limits.decode_workers, limits.max_pixels, memory, seconds))
         return self._pools[-1]
@@ -115,13 +119,16 @@ class Service:
 
     def _load_model(self, settings: Mapping[str, Any]) -> Callable[[], None]:
         """Load the model of an upgraded index; the function that is returned takes it into use."""
-        assert self._load_embedder is not None  # or the store would not ask
-        embedder = as_image_embedder(self._load_embedder(settings))
+        assert self._load_models is not None  # or the store would not ask
+        model, refiner = self._load_models(settings)
+        embedder = as_image_embedder(model)
+        local = self._local_queries(embedder, settings.get("local_features"))
         self._close_pools(keep=1)  # requests may still use the last one
-        pool = self._new_pool(embedder)
+        pool = self._new_pool(embedder, local)
 
         def take_into_use() -> None:
             self.embedder, self._pool, self._thumbnails = embedder, pool, Thumbnails(pool)
+            self._local, self.store.refiner = local, refiner
 
         return take_into_use
 
@@ -140,20 +147,19 @@ class Service:
                 if epoch == self.store.epoch:
                     return found
             except Exception:
-                is_changing = self._load_embedder is not None and not self.store.is_connected
+                is_changing = self._load_models is not None and not self.store.is_connected
                 if epoch == self.store.epoch and not (is_changing and self.store.engine == "folder"):
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    def _preparation(self, embedder: ImageEmbedder) -> Preparation:
-        """Makes what prepares images for the model, and for local features if the index stores these."""
-        preparation, settings = embedder.preparation, self.index.local_settings
-        if settings is None or not isinstance(preparation, TorchPreparation):
-            return preparation
+    @staticmethod
+    def _local_queries(embedder: ImageEmbedder, settings: dict[str, Any] | None) -> LocalQueries | None:
+        """What computes local features of images, if the index stores some by these settings."""
+        if settings is None or not isinstance(embedder.preparation, TorchPreparation):
+            return None
         from vicinal.serving.local_queries import LocalQueries
 
-        self._local = LocalQueries(settings, embedder)
-        return replace(preparation, local_transform=self._local.transform)
+        return LocalQueries(settings, embedder)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -243,7 +249,7 @@ class Service:
             vector, image_format = await self._within_epoch(partial(self._embed, body.image))
             codes = None
             if self._local is not None and self._local.transform is not None:
-                codes = (await self._local_codes(body.image)).tobytes()
+                codes = (await self._within_epoch(partial(self._local_codes, body.image))).tobytes()
             folder = self.store.images
             file = None if folder is None else await write_image(folder, body.image, image_format)
         try:

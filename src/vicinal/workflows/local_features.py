@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +14,6 @@ from vicinal.evaluation.reranking_weight import choose_weight
 from vicinal.models import Embedder
 from vicinal.models.feature_maps import patch_transform
 from vicinal.models.module_embedder import ModuleEmbedder
-from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
@@ -97,27 +98,35 @@ def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> 
     )
 
 
-def store_local_features(index: Index, encoder: LocalEncoder, weight: float) -> None:
-    """Let an index in a folder store local features, and compute those of its images.
+def store_local_features(index: ImageIndex, encoder: LocalEncoder, weight: float) -> None:
+    """Let an index in a folder or in PostgreSQL store local features, and compute those of its images.
 
     Raises:
-        InputError: an image cannot be read; those before it are stored.
+        InputError: an image cannot be read, those before it are stored; or the index is in Milvus, which stores none.
         OSError: they cannot be written.
     """
     index.store_local_codes({**encoder.to_settings(), "weight": weight})
     fill_local_features(index, encoder)
 
 
-def fill_local_features(index: Index, encoder: LocalEncoder) -> None:
+def fill_local_features(
+    index: ImageIndex, encoder: LocalEncoder, settings: Mapping[str, Any] | None = None, left_out: Sequence[int] = ()
+) -> None:
     """Compute and store the local features of the images of an index whose local features are not stored yet.
 
     They are stored a block at a time; what others delete meanwhile is left out.
+
+    Args:
+        index: the index.
+        encoder: computes them.
+        settings: those of the encoder, under which they are stored; None: those of the index.
+        left_out: the ids of images that get none.
     """
-    missing = index.ids_without_local_codes()
+    missing = np.setdiff1d(index.ids_without_local_codes(settings), left_out)
     for start in range(0, len(missing), BLOCK_SIZE):
         codes = encode_items(index, missing[start : start + BLOCK_SIZE], encoder)
         ids = np.array(list(codes), np.int64)
-        index.add_local_codes(ids, [each.tobytes() for each in codes.values()])
+        index.add_local_codes(ids, [each.tobytes() for each in codes.values()], settings)
 
 
 def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -32,10 +35,14 @@ from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import hold_lock
+from vicinal.utils.files import hold_lock, write_bytes
 from vicinal.workflows.calibration_places import stored_calibration
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.shards import PART_SIZE, embed_shard
+
+if TYPE_CHECKING:
+    from vicinal.models import Embedder
+    from vicinal.models.refiner import ContextRefiner
 
 FOLDER = ".upgrade"  # within the index: what is embedded so far
 MAX_LAST = 32  # images that are embedded within the transaction, while nobody else writes
@@ -76,6 +83,7 @@ def upgrade_index(
     folder: str | Path,
     reader: EmbeddingReader,
     made_with: Mapping[str, str] | None = None,
+    refiner: ContextRefiner | None = None,
     *,
     report: Callable[[GenerationComparison], object] = lambda comparison: None,
     timeout: float = TIMEOUT,
@@ -86,27 +94,24 @@ def upgrade_index(
     Images are embedded into a folder of the index, part by part: an interrupted call goes on where it was. Meanwhile
     others search and change the index. The vectors change places in one transaction, in which the last images that were
     added meanwhile are embedded too. The vectors before are kept for :func:`roll_back`, in place of those before them.
+    An index that stores local features gets those of the new model, computed in the same way.
 
     Args:
         folder: of the index.
         reader: how images become embeddings; with `on_error="skip"`, images that cannot be embedded leave the index.
         made_with: the flags of the command that say the same, which the index keeps.
+        refiner: refines the embeddings; an index of refined embeddings needs one that was trained for the new model.
         report: is called with the comparison of both models before the vectors change places.
         timeout: seconds to wait while another process writes the index.
         part_size: number of images of a part.
 
     Raises:
-        InputError: the index has these vectors already or refined ones, images cannot be read, or another process
-            upgrades the index; it is as it was then.
+        InputError: the index has these vectors already, the refiner is missing or for another model, images cannot be
+            read, or another process upgrades the index; it is as it was then.
         OSError: a file cannot be written.
     """
     index = _opened(folder, timeout)
-    if index.refiner_fingerprint is not None:
-        raise InputError(f"{folder} holds refined embeddings, and its refiner is for its model; build the index again")
-    if index.local_settings is not None:
-        raise InputError(f"{folder} stores local features of its model; build the index again with --local")
-    if reader.fingerprint == index.model_fingerprint:
-        raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
+    _check_new(index, folder, reader, refiner)
     with _work(index, reader, part_size) as work:
         work.catch_up()
         missing = work.missing()
@@ -119,16 +124,19 @@ def upgrade_index(
             **index.state.current().settings,
             "model_fingerprint": reader.fingerprint,
             "made_with": {**_columns(index.made_with), **(made_with or {})},
-            "calibration": _calibration(made_with or {}, reader),
+            "calibration": _calibration(made_with or {}, reader, refiner),
+            "local_features": work.learn_local_features(),
         }
-        generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids)
+        work.fill_local_features(settings["local_features"])
+        generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids, refiner)
         report(compare_generations(index, generation, ids))
-        _switch(index, generation, work)
+        _switch(index, generation, work, refiner)
 
 
 def roll_back(
     folder: str | Path,
     reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None] = lambda made_with: None,
+    refiner_for: Callable[[Mapping[str, str]], ContextRefiner | None] = lambda made_with: None,
     *,
     timeout: float = TIMEOUT,
     part_size: int = PART_SIZE,
@@ -142,6 +150,7 @@ def roll_back(
         folder: of the index.
         reader_for: gives the reader that embedded the vectors before, by their flags; it is called if images were added
             since. None: it is not known.
+        refiner_for: gives the refiner of the vectors before in the same way, if they were refined.
         timeout: as for :func:`upgrade_index`.
         part_size: as for :func:`upgrade_index`.
 
@@ -163,9 +172,32 @@ def roll_back(
         )
     if reader is not None and fingerprint is not None and reader.fingerprint != fingerprint:
         raise other_model(fingerprint, str(reader.fingerprint), made_with, {})
+    refiner = refiner_for(made_with) if generation.context is not None and len(added) else None
+    if generation.context is not None and len(added):
+        refined_by = generation.context.refiner_fingerprint
+        if refiner is None or refiner.fingerprint() != refined_by:
+            raise InputError(f"{folder}: the generation before is refined by {refined_by}; give it with --refiner")
     with _work(index, reader or EmbeddingReader(), part_size, covered=len(generation.engine)) as work:
         work.catch_up()
-        _switch(index, generation, work)
+        if reader is not None:
+            work.fill_local_features(generation.settings.get("local_features"))
+        _switch(index, generation, work, refiner)
+
+
+def _check_new(index: Index, folder: str | Path, reader: EmbeddingReader, refiner: ContextRefiner | None) -> None:
+    """Raise InputError if an index cannot have embeddings of a model and a refiner, or has them already."""
+    if refiner is None and index.refiner_fingerprint is not None:
+        raise InputError(
+            f"{folder} holds refined embeddings, and its refiner is for its model; give one for the new model with "
+            "--refiner (`vicinal refine` trains it), or build the index again"
+        )
+    if refiner is not None:
+        if index.local_settings is not None:
+            raise InputError("an index of refined embeddings is not re-ranked by local features; leave out --refiner")
+        refiner.check_model(reader.fingerprint)
+    refined_by = None if refiner is None else refiner.fingerprint()
+    if (reader.fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
+        raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
 
 
 def _opened(folder: str | Path, timeout: float) -> Index:
@@ -183,28 +215,32 @@ def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in made_with.items() if name in COLUMN_FLAGS}
 
 
-def _calibration(made_with: Mapping[str, str], reader: EmbeddingReader) -> object:
+def _calibration(made_with: Mapping[str, str], reader: EmbeddingReader, refiner: ContextRefiner | None) -> object:
     """The calibration that is kept with the new model, as values of JSON."""
-    found = stored_calibration(made_with["model"], reader.fingerprint) if "model" in made_with else None
+    fingerprint = reader.fingerprint if refiner is None else f"{reader.fingerprint}+{refiner.fingerprint()}"
+    found = stored_calibration(made_with["model"], fingerprint) if "model" in made_with else None
     return None if found is None else found.to_dict()
 
 
-def _switch(index: Index, generation: Generation, work: _Work) -> None:
+def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextRefiner | None) -> None:
     """Put a generation in place of the present one, with the images that came meanwhile, in one transaction."""
     state, before = index.state, index.state.database.settings().get("previous")
     with index.transaction():
         work.embed_here(work.missing())
         gone = np.intersect1d(work.left_out, state.current().ids)
-        ids = np.setdiff1d(state.current().ids, gone)
-        ids = ids[ids >= len(generation.engine)]
-        vectors = work.vectors(state.current().next_id, len(generation.engine))[ids - len(generation.engine)]
-        state.switch(generation.settings, generation.extended(state.current().next_id, ids, vectors))
+        all_ids, next_id = np.setdiff1d(state.current().ids, gone), state.current().next_id
+        ids = all_ids[all_ids >= len(generation.engine)]
+        vectors = work.vectors(next_id, len(generation.engine))[ids - len(generation.engine)]
+        extended = generation.extended(next_id, ids, vectors, all_ids, refiner)
+        state.switch(generation.settings, extended.engine, extended.context)
         index.delete(gone)
     if len(gone):
         log(f"{len(gone):,} images that cannot be embedded have left the index; a rollback does not bring them back")
     if before is not None:
         delete_unused(state.database, work.folder.parent, before["files"])
     log(f"{work.folder.parent} holds embeddings of {generation.settings['model_fingerprint']} now")
+    if work.reader.model is not None:
+        work.fill_local_features(generation.settings.get("local_features"))  # of the last images
 
 
 # embedding
@@ -291,6 +327,38 @@ class _Work:
         self._last.append((found, embedded.vectors))
         self._done = np.union1d(self._done, found)
         self.left_out = np.union1d(self.left_out, np.setdiff1d(ids, found))
+
+    def learn_local_features(self) -> dict[str, Any] | None:
+        """How local features are computed by the new model, if the index stores some: once, as an interrupted call did.
+
+        Raises:
+            InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
+        """
+        stored, file = self.index.local_settings, self._round(0).parent / "local_features.json"
+        if stored is None:
+            return None
+        if not file.exists():
+            from vicinal.retrieval.reranking.local_features import some_images
+            from vicinal.workflows.local_features import learn_encoder
+            from vicinal.workflows.settings import LocalSettings
+
+            options = LocalSettings(stored["size"], stored["layer"], stored["dim"] if stored["whitening"] else 0)
+            place = str(self.folder.parent)
+            encoder = learn_encoder(self.reader.loaded_model, some_images(self.index), options, place)
+            own = {"weight": stored["weight"], "encoder": secrets.token_hex(8)}
+            write_bytes(file, json.dumps({**encoder.to_settings(), **own}).encode())
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return settings
+
+    def fill_local_features(self, settings: Mapping[str, Any] | None) -> None:
+        """Store the local features by these settings that are missing; None: there are none."""
+        if settings is None:
+            return
+        from vicinal.retrieval.reranking.local_features import LocalEncoder
+        from vicinal.workflows.local_features import fill_local_features
+
+        encoder = LocalEncoder.from_settings(cast("Embedder", self.reader.loaded_model), settings)
+        fill_local_features(self.index, encoder, settings, self.left_out.tolist())
 
     def _parts(self) -> Iterator[tuple[Integers, Floats]]:
         for each in self._rounds:

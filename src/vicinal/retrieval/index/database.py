@@ -2,8 +2,9 @@
 
 Tables: `settings` (JSON values by name), `columns` (the user's columns: the name of each in `items`, and the kind of
 its values), `items` (one row per image that can be found), `changes` (float32 vectors that the vector files do not hold
-yet), `requests` (the ids that answered requests with a key), `local_features` (codes of images, in an index that stores
-them; those of an item are deleted with it), and after an upgrade `previous_changes` (those of the generation before).
+yet), `requests` (the ids that answered requests with a key), `local_features` (codes of images by each encoder, in an
+index that stores them; those of an item are deleted with it), and after an upgrade `previous_changes` (those of the
+generation before).
 A value is stored as SQLite's INTEGER, REAL or TEXT by the kind of its column, booleans as 0 and 1, a missing value as
 NULL.
 """
@@ -56,7 +57,7 @@ Columns = dict[str, tuple[str, ColumnKind]]
 """The name in `items` and the kind of each column."""
 TABLES = ("settings", "columns", "items", "changes", "requests", "local_features", "previous_changes")
 CODES_SCHEMA = """
-CREATE TABLE IF NOT EXISTS local_features (id INTEGER PRIMARY KEY, codes BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS local_features (id INTEGER, encoder TEXT, codes BLOB NOT NULL, PRIMARY KEY (id, encoder));
 CREATE TRIGGER IF NOT EXISTS items_deleted AFTER DELETE ON items
 BEGIN DELETE FROM local_features WHERE id = old.id; END
 """
@@ -236,16 +237,16 @@ class Database:
             connection.backup(other._shared_connection)
         return other
 
-    def write_to(self, folder: Path, timeout: float, is_complete: Callable[[], bool] = lambda: True) -> bool:
+    def write_to(self, folder: Path, timeout: float, may_replace: Callable[[], bool] = lambda: True) -> bool:
         """Copy a database in memory to a folder, in place of the old one, in one step.
 
         Args:
             folder: of the index.
             timeout: seconds to wait while another process writes it.
-            is_complete: whether all that the database names is there, asked when nobody else can write any more.
+            may_replace: whether all that the database names is there, asked when nobody else can write any more.
 
         Returns:
-            Whether it was complete; otherwise the old one stays.
+            Whether it was allowed; otherwise the old one stays.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
@@ -257,13 +258,13 @@ class Database:
             if status in (BUSY, LOCKED):
                 if time.monotonic() > deadline:
                     raise target.still_written()
-            elif total - remaining == FIRST_PAGES and not is_complete():
-                raise _IncompleteError
+            elif total - remaining == FIRST_PAGES and not may_replace():
+                raise _RefusedError
 
         try:
             with target.reading() as connection:  # after the first pages it is locked
                 self._shared_connection.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
-        except _IncompleteError:
+        except _RefusedError:
             return False
         finally:
             target.close()
@@ -452,31 +453,33 @@ class Database:
             connection.execute(table)
             connection.execute(trigger)
 
-    def delete_codes(self) -> None:
-        """Delete all codes of local features."""
+    def delete_codes(self, keep: Sequence[str] = ()) -> None:
+        """Delete the codes of local features, but for those by some encoders."""
+        marks = ", ".join("?" * len(keep))
         with self.reading() as connection:
-            connection.execute("DELETE FROM local_features")
+            connection.execute(f"DELETE FROM local_features WHERE encoder NOT IN ({marks})", keep)
 
-    def write_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
-        """Keep codes of items; those of ids that do not exist any more are left out."""
-        rows = zip(ids.tolist(), codes, strict=True)
-        insert = "INSERT OR REPLACE INTO local_features SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM items WHERE id = ?1)"
+    def write_codes(self, ids: Integers, codes: Sequence[bytes], encoder: str) -> None:
+        """Keep codes of items by an encoder; those of ids that do not exist any more are left out."""
+        rows = ((number, encoder, each) for number, each in zip(ids.tolist(), codes, strict=True))
+        insert = "INSERT OR REPLACE INTO local_features SELECT ?1, ?2, ?3 WHERE EXISTS"
         with self.reading() as connection:
-            connection.executemany(insert, rows)
+            connection.executemany(f"{insert} (SELECT 1 FROM items WHERE id = ?1)", rows)
 
-    def codes(self, ids: Integers) -> dict[int, bytes]:
-        """The codes of items that have some, by their ids."""
+    def codes(self, ids: Integers, encoder: str) -> dict[int, bytes]:
+        """The codes of items that have some by an encoder, by their ids."""
         found: dict[int, bytes] = {}
         with self.reading() as connection:
             for start in range(0, len(ids), CHUNK):
                 some = ids[start : start + CHUNK].tolist()
                 marks = ", ".join("?" * len(some))
-                found |= connection.execute(f"SELECT id, codes FROM local_features WHERE id IN ({marks})", some)
+                query = f"SELECT id, codes FROM local_features WHERE id IN ({marks}) AND encoder = ?"
+                found |= connection.execute(query, [*some, encoder])
         return found
 
-    def ids_without_codes(self) -> Integers:
-        """The ids of the items that have no codes, ascending, int64 [n]."""
-        return self.ids("id NOT IN (SELECT id FROM local_features)")
+    def ids_without_codes(self, encoder: str) -> Integers:
+        """The ids of the items that have no codes by an encoder, ascending, int64 [n]."""
+        return self.ids("id NOT IN (SELECT id FROM local_features WHERE encoder = ?)", [encoder])
 
     # requests
 
@@ -501,7 +504,7 @@ def _checksum(number: int, vector: bytes, unrefined: bytes | None) -> int:
     return zlib.crc32(unrefined or b"", zlib.crc32(vector, number & 0xFFFFFFFF))
 
 
-class _IncompleteError(Exception):
+class _RefusedError(Exception):
     """A database names files that are not there."""
 
 

@@ -19,7 +19,7 @@ from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
-from vicinal.retrieval.index.index_state import Names, RefinerContext
+from vicinal.retrieval.index.index_state import Names, RefinerContext, encoder_key
 from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
@@ -193,7 +193,7 @@ class Index(ImageIndex):
             with index.transaction():
                 yield index
 
-    def save(self, folder: str | Path, timeout: float = TIMEOUT) -> None:
+    def save(self, folder: str | Path, timeout: float = TIMEOUT, overwrite: bool = True) -> None:
         """Copy the index to a folder, in place of another one; this one stays where it is.
 
         If the process is killed at any moment, the folder holds the old index or this one. An index that was loaded
@@ -202,15 +202,17 @@ class Index(ImageIndex):
         Args:
             folder: the folder of the index; it is made if missing.
             timeout: seconds to wait while another process writes it.
+            overwrite: whether to replace an index that is there.
 
         Raises:
-            InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
+            InputError: the folder holds something else, or an index that is not to be replaced; or another process
+                still writes it after `timeout` seconds.
             OSError: a file cannot be written; the old index stays.
         """
         place = Path(folder)
         own = self.state.database.folder
         if own is None or own.resolve() != place.resolve():
-            self.state.copy_to(place, timeout, Names())
+            self.state.copy_to(place, timeout, Names(), overwrite)
 
     def close(self) -> None:
         """Close files and connections; a later call opens them again."""
@@ -392,23 +394,22 @@ class Index(ImageIndex):
         return (state.engine if state.context is None else state.context.engine).take(state.checked(ids))
 
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
-        return {} if self.local_settings is None else self._database.codes(ids)
+        settings = self.local_settings
+        return {} if settings is None else self._database.codes(ids, encoder_key(settings))
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
-        """Make room for codes of local features, which are computed by these settings; those of before are deleted."""
         with self.transaction():
             self._database.create_codes()
             self._database.delete_codes()
             self._change_settings(local_features=dict(settings))
 
-    def add_local_codes(self, ids: Integers, codes: Sequence[bytes]) -> None:
-        """Store codes of local features; those of images that were deleted meanwhile are left out."""
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
         with self.transaction():
-            self._database.write_codes(ids, codes)
+            self._database.write_codes(ids, codes, encoder_key(settings or self.local_settings or {}))
 
-    def ids_without_local_codes(self) -> Integers:
-        """Return the ids of the images whose local features are not stored, int64 [n], ascending."""
-        return self.state.current().ids if self.local_settings is None else self._database.ids_without_codes()
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        settings = settings or self.local_settings
+        return self.state.current().ids if settings is None else self._database.ids_without_codes(encoder_key(settings))
 
     def present(self, ids: npt.ArrayLike) -> Integers:
         return self.state.current().present(ids)

@@ -138,6 +138,11 @@ def _data_files(folder: Path) -> list[Path]:
     return files
 
 
+def encoder_key(settings: Mapping[str, Any]) -> str:
+    """Under which name the codes of local features that are computed by these settings are stored."""
+    return str(settings.get("encoder", ""))
+
+
 class RefinerContext:
     """Refines embeddings one by one, each by its nearest among the unrefined embeddings of an index.
 

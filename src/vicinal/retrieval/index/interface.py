@@ -21,7 +21,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.made_with import other_model, refiner_flag
+from vicinal.retrieval.index.made_with import fingerprint_of, other_model, refiner_flag
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
@@ -38,7 +38,7 @@ class ImageIndex(ABC):
     """
 
     def __init__(self) -> None:
-        self._verified_refiner: ContextRefiner | None = None
+        self._verified_refiner: tuple[ContextRefiner, str] | None = None
 
     @property
     @abstractmethod
@@ -156,8 +156,7 @@ class ImageIndex(ABC):
 
     def fingerprint(self) -> str | None:
         """Return a text that identifies the model and the refiner of its vectors; None where the model is unknown."""
-        refined = "" if self.refiner_fingerprint is None else f"+{self.refiner_fingerprint}"
-        return None if self.model_fingerprint is None else f"{self.model_fingerprint}{refined}"
+        return fingerprint_of(self._settings)
 
     @property
     def column_aliases(self) -> dict[str, str]:
@@ -194,14 +193,15 @@ class ImageIndex(ABC):
             )
         if expected is None:
             raise InputError("the index was built without a refiner; leave it out, or build the index again with it")
-        if refiner is self._verified_refiner:  # a fingerprint reads all weights, which takes longer than a query
+        known, verified = self._verified_refiner or (None, None)
+        if refiner is known and expected == verified:  # a fingerprint reads all weights, which takes long
             return
         if (fingerprint := refiner.fingerprint()) != expected:
             raise InputError(
                 f"the index was built with the refiner {expected}{refiner_flag(self.made_with)}, "
                 f"not with {fingerprint}; use that refiner, or build the index again"
             )
-        self._verified_refiner = refiner
+        self._verified_refiner = refiner, expected
 
     def _checked(self, vectors: Array, table: Table, refiner: ContextRefiner | None) -> UnitVectors:
         """Vectors of length 1 that may be added with the rows of a table."""
@@ -433,9 +433,35 @@ class ImageIndex(ABC):
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
 
+    @abstractmethod
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         """Return the stored codes of local features of those ids that have some, see `vicinal index build --local`."""
-        return {}
+
+    @abstractmethod
+    def store_local_codes(self, settings: Mapping[str, Any]) -> None:
+        """Make room for codes of local features, which are computed by these settings; those of before are deleted.
+
+        Raises:
+            InputError: the index is in a database that stores none.
+        """
+
+    @abstractmethod
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
+        """Store codes of local features; those of images that were deleted meanwhile are left out.
+
+        Args:
+            ids: int64 [n].
+            codes: n, theirs.
+            settings: by which they were computed; None: those of the index, and a database has no others.
+        """
+
+    @abstractmethod
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        """Return the ids of the images whose local features are not stored, int64 [n], ascending.
+
+        Args:
+            settings: by which they would be computed; None: those of the index, and a database has no others.
+        """
 
     @property
     def local_settings(self) -> dict[str, Any] | None:
@@ -490,11 +516,11 @@ class ImageIndex(ABC):
         self.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A block whose changes are made together at its end, or none if it fails; in a database each is made at once.
+        """A block whose changes are made together at its end, or none if it fails; in Milvus each is made at once.
 
         Raises:
             InputError: another process still writes the index after the timeout.
-            OSError: the changes cannot be written.
+            OSError: the changes cannot be written, or the connection to a database is lost.
         """
         return nullcontext()
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.utils.errors import InputError, one_line
 
 FLAGS = ("model", "weights", "pooling", "scales", "max_size", "whitening", "dim", "refiner", "engine", *COLUMN_FLAGS)
+
+
+def fingerprint_of(settings: Mapping[str, Any]) -> str | None:
+    """A text that identifies the model and the refiner of an index, by its settings; None if the model is unknown."""
+    model, refiner = settings.get("model_fingerprint"), settings.get("refiner_fingerprint")
+    return None if model is None else f"{model}+{refiner}" if refiner is not None else str(model)
 
 
 def other_model(

@@ -7,6 +7,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -29,6 +30,10 @@ REQUEST_SECONDS = 60.0  # after which a call that has no answer has failed
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between two attempts
 BATCH_BYTES, MAX_BATCH = 8 * 2**20, 2048  # of rows that are written or read together
 ROW_BYTES = 1024  # of the columns of a row, about
+NO_CODES = (
+    "an index in Milvus stores no local features; leave out --local: vicinal search --rerank local computes those of "
+    "the first matches when it needs them"
+)
 
 
 class TransientFault(Exception):  # noqa: N818  (it never leaves this package)
@@ -118,6 +123,13 @@ class RemoteEngine(ABC):
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """Make room for columns of these kinds; False if rows must be written again for that."""
 
+    def transaction(self, table: str) -> AbstractContextManager[object]:
+        """A block whose calls in this thread are one transaction; each is one of its own where there is none.
+
+        A call within it is not repeated: a lost connection raises EngineUnavailableError, and nothing was changed.
+        """
+        return nullcontext()
+
     # the rows
 
     @abstractmethod
@@ -143,6 +155,28 @@ class RemoteEngine(ABC):
     @abstractmethod
     def search(self, table: str, queries: Floats, k: int, where: Any, facts: Mapping[str, Any]) -> Neighbors:
         """The k nearest of each query among the rows that fulfill a filter; id -1 where fewer are found."""
+
+    # local features, which not every database stores
+
+    def create_codes(self, table: str) -> None:
+        """Make room for codes of local features; those of before are deleted.
+
+        Raises:
+            InputError: the database stores none.
+        """
+        raise InputError(NO_CODES)
+
+    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+        """Keep codes of the given ids that exist."""
+        raise NotImplementedError
+
+    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+        """The codes of the given ids that have some."""
+        raise NotImplementedError
+
+    def without_codes(self) -> Any:
+        """The filter of images without codes."""
+        raise NotImplementedError
 
     @abstractmethod
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> Any:

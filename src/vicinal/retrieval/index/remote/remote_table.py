@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +83,11 @@ class RemoteFacts:
         if values is None:
             raise EngineRefusedError(f"{self._url}: the index is not there any more")
         self._accept(values)
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take the facts of before changes that were undone, until they are read again."""
+        with self.lock:
+            self.values, self._time = dict(values), -math.inf
 
     def take(self, values: Mapping[str, Any], since: Mapping[str, Any]) -> None:
         """Take facts that were read in another way, unless this process has changed or read the facts since then."""
