@@ -122,16 +122,6 @@ def test_what_cannot_be_decided_is_told(index: Index) -> None:
     assert str(decided(index, 200, min_score=0.5).decision) == "no match"
 
 
-def test_an_index_keeps_its_calibration(index: Index, tmp_path: Path) -> None:
-    index.save(tmp_path / "i")
-    assert Index.load(tmp_path / "i").calibration == index.calibration
-    with Index.open(tmp_path / "i") as opened:
-        opened.delete([0])
-    loaded = Index.load(tmp_path / "i")
-    assert (loaded.calibration, len(loaded)) == (index.calibration, 5)
-    assert loaded.describe()["calibrated threshold"] == 0.7
-
-
 def test_an_index_refuses_the_calibration_of_another_model() -> None:
     index = Index.build(np.eye(2), Table(pd.DataFrame({"label": [0, 1]})), model_fingerprint="m")
     index.calibration = replace(example_calibration(), fingerprint="m")

@@ -6,21 +6,8 @@ import json
 import subprocess
 import sys
 
-WATCHED = (
-    *(
-        "faiss",
-        "lightning_fabric",
-        "matplotlib",
-        "numba",
-        "scipy",
-        "sklearn",
-        "tensorboard",
-        "timm",
-        "torch",
-        "torchvision",
-    ),
-    *("vicinal.evaluation", "vicinal.models.embedder", "vicinal.training"),
-)
+WATCHED = ["faiss", "lightning_fabric", "matplotlib", "numba", "scipy", "sklearn", "tensorboard", "timm", "torch"]
+WATCHED += ["torchvision", "vicinal.evaluation", "vicinal.models.embedder", "vicinal.training"]
 BUILD = (
     "import numpy, pandas; from vicinal import Table; Index.build(numpy.eye(2), Table(pandas.DataFrame(index=[0, 1])))"
 )

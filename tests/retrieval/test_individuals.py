@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from sklearn.cluster import AgglomerativeClustering
 
+from tests.evaluation.cases import pooled
+from tests.refusals import refused
 from vicinal import Index, Table
 from vicinal.evaluation import cluster_metrics
 from vicinal.retrieval import cluster_photos, enrolled_photos, identify, linkage, match_images
 from vicinal.retrieval.calibration import example_calibration
-from vicinal.utils.errors import InputError
 
 
 def photos(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -29,13 +30,6 @@ def index_of(vectors: np.ndarray, labels: np.ndarray) -> Index:
     return Index.build(vectors, Table(pd.DataFrame({"label": names})))
 
 
-def reference(query: np.ndarray, rows: np.ndarray, pooling: str) -> float:
-    similarities = sorted((float(query @ row) for row in rows), reverse=True)
-    if pooling == "centroid":
-        return float(query @ rows.sum(axis=0) / np.linalg.norm(rows.sum(axis=0)))
-    return similarities[0] if pooling == "best" else sum(similarities[:2]) / len(similarities[:2])
-
-
 @pytest.mark.parametrize("score", ["similarity", "margin"])
 @pytest.mark.parametrize("pooling", ["best", "mean", "centroid"])
 def test_photos_are_compared_with_all_photos_of_every_identity(pooling: str, score: str) -> None:
@@ -48,7 +42,7 @@ def test_photos_are_compared_with_all_photos_of_every_identity(pooling: str, sco
     assert found["is_new"].any()
     assert not found["is_new"].all()
     for query, row in zip(vectors, found.itertuples(), strict=True):
-        scores = {name: reference(query, vectors[labels == name], pooling) for name in range(7)}
+        scores = {name: pooled(vectors[labels == name], query, pooling) for name in range(7)}
         first, second = sorted(scores.values(), reverse=True)[:2]
         assert row.nearest == f"cat {max(scores, key=scores.get)}"
         assert row.score == pytest.approx(first if score == "similarity" else first - second, abs=1e-6)
@@ -91,16 +85,12 @@ def test_what_cannot_be_identified_is_refused(monkeypatch: pytest.MonkeyPatch) -
         (index, 2.0, "min_score = 2.0 is invalid"),
         (plain, 0.5, "the index has no identities"),
     ):
-        with pytest.raises(InputError, match=message):
-            identify(given, vectors, table, min_score=minimum)
-    with pytest.raises(InputError, match="dimensions"):
-        identify(index, vectors[:, :3], table, min_score=0.5)
+        refused(message, identify, given, vectors, table, min_score=minimum)
+    refused("dimensions", identify, index, vectors[:, :3], table, min_score=0.5)
     index.calibration = replace(example_calibration(), cluster_threshold=None)
-    with pytest.raises(InputError, match="has no cluster_threshold"):
-        identify(index, vectors, table)
+    refused("has no cluster_threshold", identify, index, vectors, table)
     monkeypatch.setattr(linkage, "MAX_CLUSTERED", 3)
-    with pytest.raises(InputError, match="photos are too many to be clustered; give at most 3"):
-        identify(index, -vectors, table, min_score=1.0)
+    refused("photos are too many to be clustered; give at most 3", identify, index, -vectors, table, min_score=1.0)
 
 
 def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
@@ -108,8 +98,7 @@ def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
     index, table = index_of(vectors, labels), Table(pd.DataFrame(index=range(len(vectors))))
     index.calibration = replace(example_calibration(), pooling="centroid")
     assert index.match_calibration is None
-    with pytest.raises(InputError, match="about identities; use vicinal identify"):
-        match_images(index, vectors, table, k=1)
+    refused("about identities; use vicinal identify", match_images, index, vectors, table, k=1)
     assert match_images(index, vectors, table, k=1, min_score=0.5)[0].decision.is_match
 
 

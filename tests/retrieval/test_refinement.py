@@ -9,14 +9,13 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from tests.losses.allocations import peak_and_kept
+from tests.losses.allocations import memory_of
 from tests.models.refiner_reference import PAPER, reference, trained
 from tests.retrieval.reranking.rerank_references import clusters, lattice, nearest, similarities, unit
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval import Refinement, query_gallery, refine, rerank, top_k
-from vicinal.retrieval.scores import UnitVectors
+from vicinal.models import ContextRefiner
+from vicinal.retrieval import Refinement, UnitVectors, query_gallery, refine, rerank, top_k
 from vicinal.utils.errors import InputError
 
 Array = np.ndarray
@@ -254,7 +253,7 @@ def test_memory_does_not_grow_with_the_number_of_embeddings() -> None:
     rows = rng.integers(0, n, (n, k))
 
     def peak(some: int) -> int:
-        return peak_and_kept(lambda: method.refine_vectors(vectors.subset(np.arange(some)), vectors, rows[:some]))[0]
+        return memory_of(lambda: method.refine_vectors(vectors.subset(np.arange(some)), vectors, rows[:some])).peak
 
     method.refine_vectors(vectors.subset(np.arange(9)), vectors, rows[:9])  # what libraries take once
     whole = peak(n)

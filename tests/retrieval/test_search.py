@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.retrieval import ContextualReranking, Index, rerank, search_images
 from vicinal.utils.errors import InputError
 
@@ -71,13 +71,6 @@ def test_exclude_self_omits_nothing_for_queries_outside_of_the_index() -> None:
         assert [match["id"] for match in found.matches] == [0, 1, 2, 3, 4]
 
 
-def test_printing() -> None:
-    (found,) = search_images(index(path=PATHS, label=list("vwxyz")), VECTORS[:1], nothing(1), k=2)
-    assert str(found) == "query\n   1  1.0000  v  /a.png\n   2  0.9950  w  /b.png"
-    (found,) = search_images(index(), VECTORS[:1], Table(pd.DataFrame({"path": ["/q.png"], "label": [3]})), k=2)
-    assert str(found) == "3  /q.png\n   1  1.0000  id 0\n   2  0.9950  id 1"
-
-
 @pytest.mark.parametrize("value", [pd.Timestamp("2020-01-02"), [1, 2], b"owl", {"a": 1}, pd.Timedelta(1)])
 def test_values_that_json_lacks_become_text(value: object) -> None:
     searched = index(path=PATHS, made=[value] * 5)
@@ -107,17 +100,6 @@ def test_further_columns_are_shown() -> None:
     lines = str(found).splitlines()
     assert lines[1].endswith("cup  /a.png [0, 0, 5, 6.5]  (price 12.5)")
     assert lines[2].endswith("mug  /b.png")
-
-
-def test_only_images_that_fulfill_a_condition_are_found() -> None:
-    searched = index(path=PATHS, price=[1, 2, 3, 4, 5])
-    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=2, where="price in [2, 4, 5]")
-    assert [match["id"] for match in found.matches] == [1, 3]
-    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=4, where="price > 3")
-    assert [match["id"] for match in found.matches] == [3, 4]  # fewer than k
-    for condition, message in (("price > 9", "no image of the index fulfills price > 9"), ("cost > 1", "no column")):
-        with pytest.raises(InputError, match=message):
-            search_images(searched, VECTORS[:1], nothing(1), k=2, where=condition)
 
 
 def test_the_best_image_of_each_group() -> None:

@@ -11,8 +11,7 @@ import torch
 
 from tests.weighting.cases import LABELS, batch
 from vicinal import losses
-from vicinal.similarity import PairSource
-from vicinal.similarity.embeddings import normalize
+from vicinal.similarity import PairSource, normalize
 from vicinal.weighting import pair_weights
 
 # The papers' formulas of the weights, each written for one pair.

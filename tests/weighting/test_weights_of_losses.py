@@ -10,8 +10,7 @@ from tests.weighting.cases import BATCHES, LABELS, MS_MINER, OF_CENTERS, OFFERED
 from vicinal import losses
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner, SemiHardMiner
-from vicinal.similarity import PairSource
-from vicinal.similarity.embeddings import normalize
+from vicinal.similarity import PairSource, normalize
 from vicinal.utils.errors import InputError
 from vicinal.weighting import LossWeights, WeightedPairLoss, pair_weights, similarity_weights
 
@@ -91,17 +90,17 @@ def test_training_with_the_weights_is_training_with_the_loss(name: str) -> None:
         torch.testing.assert_close(by_weights, own, rtol=1e-9, atol=1e-12)
 
 
-def test_supcon_pushes_a_positive_apart_that_is_much_closer_than_the_others() -> None:
-    similarity, positive = torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([[True, True, False]])
-    signed = similarity_weights(losses.SupConLoss(), similarity, positive, signed=True)
-    assert signed[0, 0] > 0 > signed[0, 1]
-
-
-def test_a_ranking_pushes_a_positive_apart_that_is_in_the_way_of_another() -> None:
-    """More is gained near rank 1 than at rank 2, so the second is to leave room for the first."""
-    similarity, positive = torch.tensor([[0.9, 0.88, 0.0]]), torch.tensor([[True, True, False]])
-    signed = similarity_weights(losses.RecallAtKLoss(k=1), similarity, positive, signed=True)
-    assert signed[0, 1] > 0 > signed[0, 0]
+@pytest.mark.parametrize(
+    ("loss", "second", "pushed", "pulled"),
+    [
+        (losses.SupConLoss(), 0.1, 0, 1),  # which is much closer than the other
+        (losses.RecallAtKLoss(k=1), 0.88, 1, 0),  # more is gained near rank 1 than at rank 2, so the second leaves room
+    ],
+)
+def test_a_positive_may_be_pushed_apart(loss: losses.Loss, second: float, pushed: int, pulled: int) -> None:
+    similarity, positive = torch.tensor([[0.9, second, 0.0]]), torch.tensor([[True, True, False]])
+    signed = similarity_weights(loss, similarity, positive, signed=True)
+    assert signed[0, pushed] > 0 > signed[0, pulled]
 
 
 @pytest.mark.parametrize("name", LOSSES)

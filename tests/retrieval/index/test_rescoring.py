@@ -79,7 +79,7 @@ def test_among_finds_only_these(kind: str) -> None:
 
 
 def test_equal_vectors_are_in_the_order_of_their_ids() -> None:
-    for kind in FLAT:
+    for kind in ("exact", *FLAT):
         index = Index.build(np.ones((40, 5)), table(40), kind)  # so many that a sort which is not stable mixes them
         assert index.search(np.ones((2, 5)), 40).ids.tolist() == [list(range(40))] * 2, kind
 

@@ -57,8 +57,8 @@ def finish(*processes: multiprocessing.process.BaseProcess) -> None:
     assert codes == [0] * len(codes)
 
 
-def add_by_python(folder: Path, number: int) -> None:
-    with Index.open(folder, timeout=100) as index:
+def add_by_python(folder: Path, number: int, timeout: float = 100.0) -> None:
+    with Index.open(folder, timeout) as index:
         index.add(vectors(number), table(str(number)))
 
 
@@ -104,16 +104,11 @@ def test_a_killed_writer_releases_the_lock(tmp_path) -> None:
     writer = start(hold)
     assert held.wait(60)
     with pytest.raises(InputError, match=r"another process has been doing so for 0\.1 s"):
-        add_to(tmp_path, timeout=0.1)
+        add_by_python(tmp_path, 0, timeout=0.1)
     os.kill(writer.pid or 0, signal.SIGKILL)
     writer.join(60)
     add_by_python(tmp_path, 0)
     check_all_there(tmp_path, range(1))
-
-
-def add_to(folder: Path, timeout: float) -> None:
-    with Index.open(folder, timeout) as index:
-        index.add(vectors(0), table("0"))
 
 
 def jump(folder: Path, days: int) -> None:
@@ -232,7 +227,7 @@ def test_a_failing_block_saves_nothing(tmp_path) -> None:
     with pytest.raises(InputError, match="no id 4711"), Index.open(tmp_path) as index:
         index.delete([0]), index.delete([4711])
     check_all_there(tmp_path, range(0))
-    add_to(tmp_path, timeout=0)  # the lock is free again
+    add_by_python(tmp_path, 0, timeout=0)  # the lock is free again
 
 
 def test_a_folder_without_an_index_stays_empty(tmp_path) -> None:
