@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from tests.losses.allocations import memory_of
+from tests.losses.allocations import peak_and_kept
 from tests.models.refiner_reference import PAPER, reference, trained
 from tests.retrieval.reranking.rerank_references import clusters, lattice, nearest, similarities, unit
 from vicinal.data import Table
@@ -253,7 +253,7 @@ def test_memory_does_not_grow_with_the_number_of_embeddings() -> None:
     rows = rng.integers(0, n, (n, k))
 
     def peak(some: int) -> int:
-        return memory_of(lambda: method.refine_vectors(vectors.subset(np.arange(some)), vectors, rows[:some])).peak
+        return peak_and_kept(lambda: method.refine_vectors(vectors.subset(np.arange(some)), vectors, rows[:some]))[0]
 
     method.refine_vectors(vectors.subset(np.arange(9)), vectors, rows[:9])  # what libraries take once
     whole = peak(n)
