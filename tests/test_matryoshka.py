@@ -141,14 +141,16 @@ def test_all_prefixes_are_one_call_with_the_pairs_found_once(monkeypatch: pytest
 def test_tiles_and_one_call_per_prefix_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches take one call per prefix."""
     for make in (MultiSimilarityLoss, BY_LABEL["a random miner"], RoadmapLoss):
-        for name in ("unequal classes", "references around the batch"):
-            expected = value_and_gradients(Matryoshka(make(), [1, 2, 5]), BATCHES[name])
-            tiled = value_and_gradients(Matryoshka(make(tile_rows=2), [1, 2, 5]), BATCHES[name])
-            with monkeypatch.context() as patch:
-                patch.setattr(matryoshka, "default_tile_rows", lambda *_: 11)
-                patch.setattr(_PrefixPairSource, "from_source", None)
-                large = value_and_gradients(Matryoshka(make(), [1, 2, 5]), BATCHES[name])
-            torch.testing.assert_close([large, tiled], [expected, expected], rtol=1e-12, atol=1e-14)
+        expected = value_and_gradients(Matryoshka(make(), [1, 2, 5]), BATCHES["unequal classes"])
+        with monkeypatch.context() as patch:
+            patch.setattr(matryoshka, "default_tile_rows", lambda *_: 11)
+            patch.setattr(_PrefixPairSource, "from_source", None)
+            large = value_and_gradients(Matryoshka(make(), [1, 2, 5]), BATCHES["unequal classes"])
+        torch.testing.assert_close(large, expected, rtol=1e-12, atol=1e-14)
+    for name in ("unequal classes", "references around the batch"):
+        whole = value_and_gradients(Matryoshka(MultiSimilarityLoss(), [2, 5]), BATCHES[name])
+        tiled = value_and_gradients(Matryoshka(MultiSimilarityLoss(tile_rows=2), [2, 5]), BATCHES[name])
+        torch.testing.assert_close(tiled, whole, rtol=1e-12, atol=1e-14)
 
 
 def test_masks_and_relations_reach_every_prefix() -> None:

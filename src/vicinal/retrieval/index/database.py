@@ -20,7 +20,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,16 @@ class Database:
         database = Database(folder)
         with database.reading() as connection:
             return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone() is not None
+
+    @staticmethod
+    def is_made(folder: Path) -> bool:
+        """Whether a folder holds an index at this moment, asked while this process writes to it."""
+        path = (folder / FILE).absolute()
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", timeout=FIRST_WAIT, uri=True)) as connection:
+            try:
+                return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone() is not None
+            except sqlite3.OperationalError:  # an index has a write-ahead log, with which writers lock no reader
+                return False
 
     # connections
 

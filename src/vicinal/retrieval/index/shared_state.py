@@ -279,7 +279,7 @@ class SharedState:
         is_written = False
 
         def may_replace() -> bool:
-            return are_there(folder, names) and (overwrite or not Database.exists(folder))
+            return are_there(folder, names) and (overwrite or not Database.is_made(folder))
 
         while not is_written:  # where the clock jumped, another process may take a file for that of a killed one
             names = self.current().write_files(folder, names if are_there(folder, names) else Names())
