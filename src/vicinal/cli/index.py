@@ -130,7 +130,8 @@ def upgrade(arguments: Arguments) -> None:
     inputs.check_embedding(arguments)
     if not arguments.rollback and getattr(arguments, "model", None) is None:
         raise InputError("give the new model with --model, or return to the one before with --rollback")
-    from vicinal.workflows.upgrade import GenerationComparison, roll_back, upgrade_index
+    from vicinal.workflows.upgrade import roll_back, upgrade_index
+    from vicinal.workflows.upgrade_comparison import GenerationComparison
 
     def report(comparison: GenerationComparison) -> None:
         if arguments.json:
