@@ -41,6 +41,7 @@ from vicinal.workflows.upgrade_images import MAX_LAST, UpgradedImages, check_rea
 if TYPE_CHECKING:
     from vicinal.models import Embedder
     from vicinal.models.refiner import ContextRefiner
+    from vicinal.workflows.embedded_table import EmbeddedTable
 
 FOLDER = ".upgrade"  # within the index: what is embedded so far
 
@@ -50,6 +51,7 @@ def upgrade_index(
     reader: EmbeddingReader,
     made_with: Mapping[str, str] | None = None,
     refiner: ContextRefiner | None = None,
+    embeddings: EmbeddedTable | None = None,
     *,
     report: Callable[[GenerationComparison], object] = lambda comparison: None,
     timeout: float = TIMEOUT,
@@ -70,6 +72,8 @@ def upgrade_index(
         reader: how images become embeddings; with `on_error="skip"`, images that cannot be embedded leave the index.
         made_with: the flags of the command that say the same, which the index keeps.
         refiner: refines the embeddings; an index of refined embeddings needs one that was trained for the new model.
+        embeddings: of the images by the new model, such as those of `vicinal embed --shard`; the reader embeds those
+            that are not among them, and needs no model if there are none.
         report: is called with the comparison of both models before the vectors change places.
         timeout: seconds to wait while another process writes the index.
         part_size: number of images of a part.
@@ -80,18 +84,20 @@ def upgrade_index(
         OSError: a file cannot be written.
     """
     index = Index.load(folder, timeout)
-    _check_new(index, folder, reader, refiner)
+    fingerprint = _fingerprint(reader, embeddings)
+    _check_new(index, folder, fingerprint, refiner)
+    images = UpgradedImages(index, str(folder), reader, embeddings)
     own = {
-        "model_fingerprint": reader.fingerprint,
+        "model_fingerprint": fingerprint,
         "made_with": {**_columns(index.made_with), **(made_with or {})},
-        "calibration": _calibration(made_with or {}, reader, refiner),
+        "calibration": _calibration(made_with or {}, fingerprint, refiner),
     }
     if not isinstance(index, Index):
         from vicinal.workflows.upgrade_remote import upgrade_remote
 
         with index:
-            return upgrade_remote(index, reader, own, report)
-    with _work(index, reader, part_size) as work:
+            return upgrade_remote(index, images, own, report)
+    with _work(images, part_size) as work:
         work.catch_up()
         missing = work.missing()
         num_vectors = int(missing.min(initial=index.state.current().next_id))
@@ -151,14 +157,28 @@ def roll_back(
         refiner, refined_by = refiner_for(generation.settings["made_with"]), generation.context.refiner_fingerprint
         if refiner is None or refiner.fingerprint() != refined_by:
             raise InputError(f"{folder}: the generation before is refined by {refined_by}; give it with --refiner")
-    with _work(index, reader or EmbeddingReader(), part_size, covered=len(generation.engine)) as work:
+    images = UpgradedImages(index, str(folder), reader or EmbeddingReader())
+    with _work(images, part_size, covered=len(generation.engine)) as work:
         work.catch_up()
         if reader is not None:
             work.fill_local_features(generation.settings.get("local_features"))
         _switch(index, generation, work, refiner)
 
 
-def _check_new(index: ImageIndex, folder: str | Path, reader: EmbeddingReader, refiner: ContextRefiner | None) -> None:
+def _fingerprint(reader: EmbeddingReader, embeddings: EmbeddedTable | None) -> str | None:
+    """Identifies the new model; raises InputError if the embeddings that are there are of none or of another one."""
+    if embeddings is None:
+        return reader.fingerprint
+    found = embeddings.fingerprint
+    if found is None or not embeddings.table.has("path"):
+        what = "model made them" if found is None else "images they are of"
+        raise InputError(f"the embeddings do not say which {what}; make them with `vicinal embed`")
+    if reader.model is not None and reader.fingerprint != found:
+        raise InputError(f"the embeddings are of the model {found}, not of {reader.fingerprint}")
+    return found
+
+
+def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, refiner: ContextRefiner | None) -> None:
     """Raise InputError if an index cannot have embeddings of a model and a refiner, or has them already."""
     if refiner is None and index.refiner_fingerprint is not None:
         raise InputError(
@@ -172,10 +192,10 @@ def _check_new(index: ImageIndex, folder: str | Path, reader: EmbeddingReader, r
             )
         if index.local_settings is not None:
             raise InputError("an index of refined embeddings is not re-ranked by local features; leave out --refiner")
-        refiner.check_model(reader.fingerprint)
+        refiner.check_model(fingerprint)
     refined_by = None if refiner is None else refiner.fingerprint()
-    if (reader.fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
-        raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
+    if (fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
+        raise InputError(f"{folder} holds embeddings of the model {fingerprint} already; give another one")
 
 
 def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
@@ -183,9 +203,9 @@ def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in made_with.items() if name in COLUMN_FLAGS}
 
 
-def _calibration(made_with: Mapping[str, str], reader: EmbeddingReader, refiner: ContextRefiner | None) -> object:
+def _calibration(made_with: Mapping[str, str], model: str | None, refiner: ContextRefiner | None) -> object:
     """The calibration that is kept with the new model, as values of JSON."""
-    fingerprint = reader.fingerprint if refiner is None else f"{reader.fingerprint}+{refiner.fingerprint()}"
+    fingerprint = model if refiner is None else f"{model}+{refiner.fingerprint()}"
     found = stored_calibration(made_with["model"], fingerprint) if "model" in made_with else None
     return None if found is None else found.to_dict()
 
@@ -220,14 +240,13 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
 
 
 @contextmanager
-def _work(index: Index, reader: EmbeddingReader, part_size: int, covered: int = 0) -> Iterator[_Work]:
+def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[_Work]:
     """What is embedded for another generation so far; it is deleted when the block has succeeded."""
-    place = index.state.database.folder
-    assert place is not None
+    place = Path(images.place)
     folder = place / FOLDER
     folder.mkdir(exist_ok=True)
     with hold_lock(folder / ".lock", 0, f"upgrade the index {place}"):
-        work = _Work(UpgradedImages(index, str(place), reader), folder, part_size, covered)
+        work = _Work(images, folder, part_size, covered)
         yield work
         shutil.rmtree(work._round(0).parent, ignore_errors=True)
 
@@ -249,6 +268,7 @@ class _Work:
     covered: int
     _rounds: list[EmbeddingShards] = field(default_factory=list)
     _last: list[tuple[Integers, Floats]] = field(default_factory=list)  # embedded within the transaction
+    _stored: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64), np.empty(0, np.int64)))
     _done: Integers = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
@@ -258,7 +278,10 @@ class _Work:
 
     def catch_up(self) -> None:
         """Embed the images of the index, but for a few that are added meanwhile; those of an interrupted call first."""
-        stop = self.index.state.current().next_id
+        stop, ids = self.index.state.current().next_id, self.missing()
+        rows = self.images.stored_rows(ids)
+        self._stored = ids[rows >= 0], rows[rows >= 0]
+        self._done = self._stored[0]
         while len(missing := self.missing()) > MAX_LAST or missing.min(initial=stop) < stop:
             table = self._round(len(self._rounds)) / "images.parquet"
             if not table.exists():
@@ -278,6 +301,7 @@ class _Work:
         """The vectors of the ids from `start` to `stop` in a temporary file, zero for those that have none."""
         dim = next((each.dim for each in self._rounds if each.num_embeddings), 0)
         dim = dim or next((vectors.shape[1] for _, vectors in self._last), 1)
+        dim = dim if self.images.stored is None else self.images.stored.vectors.shape[1]
         file = self._round(0).parent / f"vectors-{start}.npy"
         file.parent.mkdir(exist_ok=True)
         found = np.lib.format.open_memmap(file, "w+", np.float32, (max(stop - start, 1), dim))
@@ -302,6 +326,8 @@ class _Work:
         stored, file = self.index.local_settings, self._round(0).parent / "local_features.json"
         if stored is None:
             return None
+        if self.images.reader.model is None:
+            raise InputError(f"{self.images.place} stores local features, which a model computes; give it with --model")
         if not file.exists():
             from vicinal.retrieval.reranking.local_features import some_images
             from vicinal.workflows.local_features import learn_encoder
@@ -326,12 +352,17 @@ class _Work:
         fill_local_features(self.index, encoder, settings, self.images.left_out.tolist())
 
     def _parts(self) -> Iterator[tuple[Integers, Floats]]:
+        ids, rows = self._stored
+        for start in range(0, len(ids), self.part_size):
+            assert self.images.stored is not None
+            block = slice(start, start + self.part_size)
+            yield ids[block], self.images.stored.vectors[rows[block]]
         for each in self._rounds:
             for vectors, frame in each.parts():
                 yield frame["id"].to_numpy(np.int64), vectors
 
     def _round(self, number: int) -> Path:
-        text = f"{self.images.reader.fingerprint} {self.images.reader.used_precision}"
+        text = f"{_fingerprint(self.images.reader, self.images.stored)} {self.images.reader.used_precision}"
         return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16] / str(number)
 
     def _embed(self, table: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.batches.image_dataset import NoReadableImageError
-from vicinal.data.columns import BOX_COLUMNS
+from vicinal.data.columns import BOX_COLUMNS, image_keys
 from vicinal.data.moved import image_file
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import ImageIndex
@@ -20,6 +21,7 @@ from vicinal.retrieval.index.made_with import other_model
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.embedding_reader import EmbeddingReader
 
 MAX_LAST = 32  # images that are embedded while nobody else writes
@@ -34,6 +36,8 @@ class UpgradedImages:
         index: the index.
         place: its folder or URL.
         reader: how images become embeddings; with `on_error="skip"`, those that cannot are left out, else refused.
+        stored: embeddings that are there already, of some of the images by their paths and bounding boxes; the reader
+            embeds the others, if it has a model.
 
     Attributes:
         left_out: the ids of those that are left out, int64 [n], ascending.
@@ -42,7 +46,33 @@ class UpgradedImages:
     index: ImageIndex
     place: str
     reader: EmbeddingReader
+    stored: EmbeddedTable | None = None
     left_out: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        keys = [] if self.stored is None else self.stored.table.image_keys
+        return dict(zip(keys, range(len(keys)), strict=True))
+
+    def stored_rows(self, ids: Integers) -> Integers:
+        """The rows of images in the embeddings that are there already, int64 [n]; -1 where there is none.
+
+        Raises:
+            InputError: there is none of an image, and no model embeds it.
+        """
+        if self.stored is None:
+            return np.full(len(ids), -1, np.int64)
+        found = self.index.lookup(ids, skip_unknown=True)
+        frame = found[found["path"].notna()] if "path" in found else found.iloc[:0].assign(path="")
+        rows = [self._row_of.get(key, -1) for key in image_keys(frame)]
+        row_of = dict(zip(frame["id"].tolist(), rows, strict=True))
+        absent = [number for number in found["id"].tolist() if row_of.get(number, -1) < 0]
+        if absent and self.reader.model is None:
+            raise InputError(
+                f"{self.place}: {len(absent):,} images are not among the embeddings ("
+                f"{named(self.index, np.array(absent))}); give the model with --model too, which embeds them here"
+            )
+        return np.array([row_of.get(number, -1) for number in ids.tolist()], np.int64)
 
     def frame(self, ids: Integers) -> pd.DataFrame:
         """The ids, files and bounding boxes of images; those without a file are refused or left out."""
@@ -61,6 +91,15 @@ class UpgradedImages:
         Raises:
             InputError: an image cannot be embedded, unless such are left out.
         """
+        rows = self.stored_rows(ids)
+        known = ids[rows >= 0]
+        if self.stored is None or not len(known):
+            return self._embed(ids)
+        found, vectors = self._embed(ids[rows < 0])
+        stored = np.asarray(self.stored.vectors[rows[rows >= 0]])
+        return np.concatenate([known, found]), np.concatenate([stored, vectors.reshape(-1, stored.shape[1])])
+
+    def _embed(self, ids: Integers) -> tuple[Integers, Floats]:
         frame = self.frame(ids)
         if not len(frame):
             return np.empty(0, np.int64), np.empty((0, 0), np.float32)

@@ -24,7 +24,7 @@ NUM_PROBES = 32  # images that tell the number of dimensions
 
 def upgrade_remote(
     index: RemoteIndex,
-    reader: EmbeddingReader,
+    images: UpgradedImages,
     own: Mapping[str, Any],
     report: Callable[[GenerationComparison], object],
 ) -> None:
@@ -32,13 +32,16 @@ def upgrade_remote(
 
     Args:
         index: the index.
-        reader: how images become embeddings.
+        images: its images, and how they become embeddings.
         own: the facts of the new vectors, but for `generation` and `dim`.
         report: is called with the comparison.
     """
-    images = UpgradedImages(index, index.url, reader)
     dim = _first_dim(index, images)
-    own = {**own, "generation": generation_name(own["model_fingerprint"], reader.used_precision, dim), "dim": dim}
+    own = {
+        **own,
+        "generation": generation_name(own["model_fingerprint"], images.reader.used_precision, dim),
+        "dim": dim,
+    }
     with _filling(index, images, own) as filling:
         filling.generation.begin()
         filling.catch_up()

@@ -198,6 +198,16 @@ def test_a_killed_upgrade_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     shop.check(shop.new, 24)
 
 
+def test_embeddings_that_are_there_already(postgres: Shop) -> None:
+    embedded = postgres.new.embed_table(Table(postgres.contents()[["path"]].iloc[::-1].reset_index(drop=True)))
+    postgres.add(postgres.old, "late")
+    with pytest.raises(InputError, match=r"1 images are not among the embeddings .*late.png"):
+        upgrade_index(postgres.url, EmbeddingReader(), embeddings=embedded)
+    postgres.check(postgres.old, 25)
+    upgrade_index(postgres.url, postgres.new, embeddings=embedded)
+    postgres.check(postgres.new, 25)
+
+
 def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
     errors: list[BaseException] = []
 
