@@ -6,6 +6,9 @@ Runs start from EfficientNet-Lite0 with the defaults of `vicinal train`. The unt
 each run are scored on the validation classes, with their own running statistics, and with statistics estimated anew by
 a pass over center crops of the training images, and of the validation images. DATA is that of
 benchmarks/default_settings.py.
+
+`--stand_in resnet18` asks the same of a network whose ImageNet weights are not at hand: it is first trained from random
+weights on the training classes of Emoji.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from vicinal.utils.run_folder import RunFolder
 
 TRAINED = ["--model.freeze_batch_norm=none"]
 CENTER_CROPS = ["--transform.scale=[1.0, 1.0]", "--transform.ratio=[1.0, 1.0]", "--transform.flip=0"]
+FROM_SCRATCH = ["--model.pretrained=false", "--epochs=30", "--optimizer.lr=0.002", "--loss=NormSoftmaxLoss"]
+PIXELS = ["--transform.mean=[0.5, 0.5, 0.5]", "--transform.std=[0.5, 0.5, 0.5]"]
 NUM_IMAGES, BATCH_SIZE = 1024, 64
 VARIANTS: dict[str, list[str]] = {
     "frozen": [],
@@ -70,6 +75,16 @@ def _estimate(model: Embedder, table: Table) -> None:
         module.eval()
 
 
+def stand_in(options: argparse.Namespace, size: int) -> Path:
+    """Train a network from random weights on Emoji, unless that was done, and return the file of its weights."""
+    emoji = pd.read_csv(prepare("emoji", options.data, options.out / "emoji"))
+    table = options.out / "emoji" / "stand-in.csv"
+    emoji[emoji["split"] == "train"].to_csv(table, index=False)
+    out = options.out / "emoji" / f"{options.stand_in}-{size}"
+    train(table, size, out, [f"--model.backbone={options.stand_in}", *PIXELS, *FROM_SCRATCH], seed=0)
+    return RunFolder(out).model / "model.safetensors"
+
+
 def main() -> None:
     """Train the missing models, and print a row per variant and seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,6 +93,8 @@ def main() -> None:
     parser.add_argument("--dataset", choices=SIZES, default="grocery")
     parser.add_argument("--size", type=int, help="side of the images")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--stand_in", metavar="BACKBONE", help="a network that is first trained on Emoji from scratch")
     options = parser.parse_args()
     print_machine()
     table = prepare(options.dataset, options.data, options.out / options.dataset)
@@ -90,11 +107,14 @@ def main() -> None:
     print("|---|---|---|---|---|", flush=True)
     size = options.size or SIZES[options.dataset]
     transform = ImageTransform(size=size, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    untrained = partial(Embedder, "efficientnet_lite0", dim=None, norm="none", transform=transform)
+    backbone = options.stand_in or "efficientnet_lite0"
+    pretrained = stand_in(options, size) if options.stand_in else True
+    untrained = partial(Embedder, backbone, pretrained=pretrained, dim=None, norm="none", transform=transform)
     _print_row("untrained", "", scores(untrained, training, validation))
-    for seed, (name, flags) in itertools.product(options.seeds, VARIANTS.items()):
-        out = table.parent / f"batch-norm-{name.replace(' ', '-').replace(',', '')}-{seed}"
-        train(kept, size, out, flags, seed)
+    network = [f"--model.backbone={backbone}", *PIXELS] + [f"--model.pretrained={pretrained}"] * bool(options.stand_in)
+    for seed, name in itertools.product(options.seeds, options.variants):
+        out = table.parent / f"batch-norm-{backbone}-{name.replace(' ', '-').replace(',', '')}-{seed}"
+        train(kept, size, out, [*network, *VARIANTS[name]], seed)
         trained = partial(Embedder.from_pretrained, RunFolder(out).model)
         _print_row(name, seed, scores(trained, training, validation))
 

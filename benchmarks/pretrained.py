@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -121,6 +121,15 @@ class Comparison:
         self.weights = self.out / "pretrained.safetensors"
 
     @property
+    def words(self) -> list[str]:
+        """The flags of the data and of the weights that runs start from."""
+        return [self._data, f"--model.pretrained={self.weights}"]
+
+    def settings_of(self, loss: object) -> Mapping[str, object]:
+        """The settings that a loss needs: none, since runs are long."""
+        return {}
+
+    @property
     def _data(self) -> str:
         return f"--data.root={self.root}"
 
@@ -215,12 +224,7 @@ class Comparison:
 
     def zero_shot(self, recipe: Path | None = None) -> Embedder:
         """The stand-in for a pretrained model, without training on the dataset; images as in a recipe of its own."""
-        flags = [
-            self._data,
-            f"--model.pretrained={self.weights}",
-            "--model.dim=null",
-            "--model.norm=none",
-        ]
+        flags = [*self.words, "--model.dim=null", "--model.norm=none"]
         return Recipe.load(recipe or self.recipe, flags).create_embedder()
 
 

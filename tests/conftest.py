@@ -80,6 +80,7 @@ QUICK = [
     "--transform.size=16",
     "--epochs=2",
     "--accelerator=cpu",
+    "--data.num_workers=0",
 ]
 SMALL = [
     *QUICK,
@@ -116,6 +117,20 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     captured = capsys.readouterr()
     assert status == 0, captured.err
     return captured.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the command says, which must exit with status 2."""
+    from vicinal.cli.main import main
+
+    capsys.readouterr()
+    try:
+        status: object = main([str(argument) for argument in arguments])
+    except SystemExit as stopped:
+        status = stopped.code
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, ""), captured.err
+    return captured.err.strip()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -233,7 +233,7 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (lambda: S2SD(ContrastiveLoss(), dims=[10**7]), "whole numbers from 1 to 65,536"),
         (lambda: S2SD(ContrastiveLoss(), in_features=0), "^S2SD: in_features = 0 must be at least 1"),
         (lambda: S2SD(ContrastiveLoss(), temperature=0.0), "^S2SD: temperature = 0.0 must be positive"),
-        (lambda: S2SD(ContrastiveLoss(), weight=-1.0), "^S2SD: weight = -1.0 must not be negative"),
+        (lambda: S2SD(ContrastiveLoss(), weight=-1.0), "^S2SD: weight = -1.0 must be at least 0"),
         (lambda: S2SD(ContrastiveLoss(), feature_warmup=1.5), "^S2SD: feature_warmup = 1.5 must be a whole number"),
         (lambda: S2SD(ContrastiveLoss(), [8])(X, LABELS, features=X), "^S2SD: in_features is missing; only a recipe"),
         (lambda: S2SD(ContrastiveLoss(), [8], 4)(X, LABELS), "^S2SD: the features .* are missing"),

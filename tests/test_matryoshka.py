@@ -262,7 +262,7 @@ def test_compiles_whole(name: str, make: Callable[[], Loss]) -> None:
         (lambda: Matryoshka(ContrastiveLoss(), [2, 2]), "ascending$"),
         (lambda: Matryoshka(ContrastiveLoss(), [0, 2]), "from 1 to 65,536, ascending$"),
         (lambda: Matryoshka(ContrastiveLoss(), [2, 4], [1]), "^Matryoshka: 1 weights and 2 dims; give one weight"),
-        (lambda: Matryoshka(ContrastiveLoss(), [2], [-1]), "^Matryoshka: weights = -1 must not be negative"),
+        (lambda: Matryoshka(ContrastiveLoss(), [2], [-1]), "^Matryoshka: weights = -1 must be at least 0"),
         (lambda: Matryoshka(ContrastiveLoss(), [2, 6])(*BATCHES["one class"]), "have 5 dimensions, fewer than .*, 6;"),
         (
             lambda: Matryoshka(NormSoftmaxLoss(1, 8), [2, 4])(*BATCHES["one class"]),

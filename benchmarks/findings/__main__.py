@@ -3,9 +3,12 @@
     python -m benchmarks.findings losses --root DATA --out RUNS             # goes on where it stopped
     python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints the finished runs
 
-DATA holds the files of the question's dataset: Omniglot's zips, or grocery.zip. All runs start from the network that
-benchmarks.pretrained trains for it. Each method is tuned by `vicinal tune` on the validation classes, with the same
-number of trials; the best settings are trained with three seeds and evaluated on the test classes.
+    python -m benchmarks.findings losses --dataset emoji --root DATA --out RUNS        # from ImageNet weights
+
+DATA holds the files of the dataset: Omniglot's zips, grocery.zip or emoji.zip. Runs on emoji and grocery_imagenet start
+from EfficientNet-Lite0 with weights of ImageNet, others from the network that benchmarks.pretrained trains. Each method
+is tuned by `vicinal tune` on the validation classes, with the same number of trials; the best settings are trained with
+three seeds and evaluated on the test classes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.findings.question import QUESTIONS, Question
+from benchmarks.findings.question import QUESTIONS, REGIMES, Question
 from benchmarks.findings.runs import Runs
 from benchmarks.findings.tables import draw, print_tables
 from benchmarks.table import print_machine
@@ -28,6 +31,8 @@ def main() -> None:
     names = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="+", choices=names)
+    datasets = sorted(path.stem for path in REGIMES.glob("*.yaml"))
+    parser.add_argument("--dataset", choices=datasets, help="another one than that of the question's file")
     parser.add_argument("--root", required=True, help="folder of the files of the dataset")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
@@ -36,7 +41,9 @@ def main() -> None:
         "--figure", type=Path, help="draw test against training scores of the first question", metavar="PNG"
     )
     arguments = parser.parse_args()
-    questions = [Runs(Question.read(name), arguments.root, arguments.out) for name in arguments.questions]
+    questions = [
+        Runs(Question.read(name, arguments.dataset), arguments.root, arguments.out) for name in arguments.questions
+    ]
     for runs in questions:
         if not arguments.tables:
             runs.make(arguments.jobs)

@@ -11,6 +11,9 @@ import yaml
 
 QUESTIONS = Path(__file__).parent / "questions"
 REGIMES = Path(__file__).parent / "regimes"
+RATES = {"emoji": 0.1, "grocery_imagenet": 0.1}
+"""Dataset -> factor of the learning rates that are searched: weights of ImageNet need smaller ones."""
+
 Settings = Mapping[str, Any]
 """Key of a setting of the recipe -> value."""
 
@@ -44,7 +47,8 @@ class Question:
         reference: the method that the others are compared to; None: the first. A method may have its own.
         conditions: name -> settings over the tuned ones; each method is trained under each.
         training_images: whether training images are scored too, to see how much a method overfits.
-        dataset: omniglot or grocery.
+        dataset: the name of a regime: omniglot or grocery, or from ImageNet weights emoji or grocery_imagenet.
+        own_dataset: that of the file, in whose name it is kept.
     """
 
     name: str
@@ -55,6 +59,12 @@ class Question:
     conditions: Mapping[str, Settings]
     training_images: bool = False
     dataset: str = "omniglot"
+    own_dataset: str = "omniglot"
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of its runs."""
+        return self.name if self.dataset == self.own_dataset else f"{self.name}_{self.dataset}"
 
     @property
     def regime(self) -> Path:
@@ -62,15 +72,18 @@ class Question:
         return REGIMES / f"{self.dataset}.yaml"
 
     @classmethod
-    def read(cls, name: str) -> Question:
-        """Read `questions/NAME.yaml`; without trials nothing is searched.
+    def read(cls, name: str, dataset: str | None = None) -> Question:
+        """Read `questions/NAME.yaml`, to be asked on its own dataset or another; without trials nothing is searched.
 
         Its methods are its own and those of the question that it names in `methods_of`.
         """
         values = _values(name)
+        own_dataset = values.get("dataset", "omniglot")
+        dataset = dataset or own_dataset
         others = _values(values["methods_of"]) if "methods_of" in values else {"methods": {}}
         given_methods = {**others["methods"], **values.get("methods", {})}
-        trials, search, methods = values.get("trials", 0), values.get("search", {}), {}
+        trials, methods = values.get("trials", 0), {}
+        search = _scaled(values.get("search", {}), RATES.get(dataset, 1.0) if dataset != own_dataset else 1.0)
         for each, given in given_methods.items():
             method = Method(**(given or {}))
             if not trials:
@@ -80,9 +93,16 @@ class Question:
             methods[each] = method
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
         reference = values.get("reference")
-        training, dataset = values.get("training_images", False), values.get("dataset", "omniglot")
-        return cls(name, values.get("settings", {}), methods, trials, reference, conditions, training, dataset)
+        settings, training = values.get("settings", {}), values.get("training_images", False)
+        return cls(name, settings, methods, trials, reference, conditions, training, dataset, own_dataset)
 
 
 def _values(name: str) -> dict[str, Any]:
     return yaml.safe_load((QUESTIONS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _scaled(search: Settings, factor: float) -> Settings:
+    """A search over other learning rates."""
+    rates = {key: {kind: [factor * each for each in ends] for kind, ends in values.items()}
+             for key, values in search.items() if key == "optimizer.lr"}  # fmt: skip
+    return {**search, **rates}

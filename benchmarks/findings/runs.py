@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.findings.imagenet import ImageNet
 from benchmarks.findings.processes import fork_process
 from benchmarks.findings.question import Question, Settings
 from benchmarks.glyphs import glyphs
-from benchmarks.pretrained import Comparison
+from benchmarks.pretrained import DATASETS, Comparison
 from vicinal.data.benchmarks.cache import TABLE
 from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
@@ -51,8 +52,8 @@ class Runs:
 
     def __init__(self, question: Question, root: str, out: Path) -> None:
         self.question, self.out = question, out
-        self.start = Comparison(question.dataset, root, out)
-        self._fixed = [f"--data.root={root}", f"--model.pretrained={self.start.weights}", "--accelerator=cpu"]
+        self.start = (Comparison if question.dataset in DATASETS else ImageNet)(question.dataset, root, out)
+        self._fixed = [*self.start.words, "--accelerator=cpu"]
 
     def of(self, method: str, condition: str) -> list[RunFolder]:
         """The finished runs of a method."""
@@ -62,7 +63,7 @@ class Runs:
     def folder(self, run: Run) -> RunFolder:
         """Where a run is."""
         name = _file_name(run.method, run.condition, str(run.seed))
-        return RunFolder(self.out / self.question.name / name)
+        return RunFolder(self.out / self.question.folder / name)
 
     def make(self, jobs: int) -> None:
         """Train the missing models."""
@@ -77,7 +78,7 @@ class Runs:
         other = self.question.methods[method].tuned_as
         if other is not None:
             question, _, name = other.partition("/")
-            return Runs(Question.read(question), self.start.root, self.out).tuned(name or method)
+            return Runs(Question.read(question, self.question.dataset), self.start.root, self.out).tuned(name or method)
         path = self._tuned_file(method)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -90,15 +91,15 @@ class Runs:
             *(override(f"search.{key}", each) for key, each in search.items()),
         ]
         options = TuneSettings(self.question.trials, "sobol", held_out="val", jobs=jobs)
-        study = self.out / self.question.name / _file_name(method, "tuning")
+        study = self.out / self.question.folder / _file_name(method, "tuning")
         result = tune(self.question.regime, study, options, words, start=fork_process)
         assert result.best_trial is not None
         found = {**result.best_trial.values}
         write_bytes(path, json.dumps(found).encode())
-        print(f"{self.question.name}, {method}: {found}, {result.best_trial.score}", file=sys.stderr, flush=True)
+        print(f"{self.question.folder}, {method}: {found}, {result.best_trial.score}", file=sys.stderr, flush=True)
 
     def _tuned_file(self, method: str) -> Path:
-        return self.out / self.question.name / f"{_file_name(method)}.json"
+        return self.out / self.question.folder / f"{_file_name(method)}.json"
 
     def _missing(self) -> Iterator[Run]:
         for seed in SEEDS:
@@ -128,7 +129,8 @@ class Runs:
             path.unlink(missing_ok=True)
 
     def _settings(self, method: str) -> Settings:
-        return {**self.question.settings, **self.question.methods[method].settings}
+        settings = {**self.question.settings, **self.question.methods[method].settings}
+        return {**self.start.settings_of(settings.get("loss")), **settings}
 
     def _words(self, settings: Settings) -> list[str]:
         return [*self._fixed, *(override(key, _source(value)) for key, value in settings.items())]

@@ -60,7 +60,7 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     own = {name: method.reference or reference for name, method in runs.question.methods.items()}
     results = {each: _compared(means, each, test) for each in {reference, *(own[name] for name in found)}}
     training = evaluations(runs, condition, "train") if runs.question.training_images else {}
-    print(f"\n{runs.question.name}{f', {condition}' if condition else ''}\n")
+    print(f"\n{runs.question.folder}{f', {condition}' if condition else ''}\n")
     print(f"| | recall@1 | mAP@R | mAP@R over {reference} | p | mAP@R of seeds | train recall@1 | tuned |")
     print("|---" * 8 + "|")
     for method in (NOT_TRAINED, *found):
@@ -84,7 +84,7 @@ def _compared(means: dict[str, Evaluation], reference: str, test: Table) -> Resu
 
 def _print_overview(runs: Runs, found: dict[str, Found]) -> None:
     for metric in METRICS:
-        print(f"\n{runs.question.name}: {metric}, mean ± deviation over seeds\n")
+        print(f"\n{runs.question.folder}: {metric}, mean ± deviation over seeds\n")
         print(f"| | {' | '.join(found)} |\n{'|---' * (len(found) + 1)}|")
         for method in runs.question.methods:
             cells = [_over_seeds(each.get(method, []), metric) for each in found.values()]

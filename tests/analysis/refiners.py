@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from tests.models.refiner_reference import PAPER
 from vicinal.data import Table
-from vicinal.models.refiner import ContextRefiner
+from vicinal.models import ContextRefiner
 
 DIM = 6
 

@@ -125,19 +125,30 @@ def test_duplicates_are_named_once_whoever_finds_whom() -> None:
     assert len(near_duplicates(found_in(case), threshold=0.9)) == 3
 
 
-def test_label_errors_need_all_votes() -> None:
+def test_label_errors_are_those_of_the_definition_most_similar_first() -> None:
+    """Three clusters, four labels exchanged; found by loops over all similarities."""
     rng = np.random.default_rng(0)
-    labels = np.repeat([0, 1], 8)
-    vectors = np.eye(2)[labels] + rng.normal(0, 0.02, (16, 2))
+    labels = np.repeat(np.arange(3), 12)
+    vectors = np.eye(3)[labels] + 0.15 * rng.standard_normal((36, 3))
     given = labels.copy()
-    given[3] = 1
-    found = found_in(case_of(vectors, given))
-    (error,) = label_errors(found).itertuples()
-    assert (error.row, error.label, error.suggested_label, error.num_votes) == (3, 1, 0, 5)
-    assert (given[found.ids[3, :5]] == 0).all()
-    assert error.similarity == pytest.approx(found.scores[3, :5].mean())
-    assert label_errors(found, num_votes=9)["num_votes"].tolist() == [7]  # all images of the class
-    assert label_errors(found_in(case_of(vectors, given), k=2)).empty
+    given[[2, 15, 20, 30]] = [1, 2, 0, 0]
+    neighbors = query_neighbors(vectors, Table(pd.DataFrame({"label": given})), k=11)
+    found = label_errors(neighbors, num_votes=5)
+    assert set(label_errors(neighbors, num_votes=15)["num_votes"]) <= {9, 10, 11}  # of all images of the class
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = []
+    for query in range(36):
+        scores = unit[query] @ unit.T
+        nearest = sorted(set(range(36)) - {query}, key=lambda row: -scores[row])[:5]
+        voted = {int(given[row]) for row in nearest}
+        if len(voted) == 1 and voted != {int(given[query])}:
+            expected.append((query, given[query], voted.pop(), np.mean(scores[nearest])))
+    expected.sort(key=lambda each: -each[3])
+    assert len(expected) >= 2
+    assert found["row"].tolist() == [query for query, *_ in expected]
+    assert found["label"].tolist() == [label for _, label, *_ in expected]
+    assert found["suggested_label"].tolist() == [suggested for *_, suggested, _ in expected]
+    np.testing.assert_allclose(found["similarity"], [similarity for *_, similarity in expected], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("images", "accused"), [(2, False), (3, True)])

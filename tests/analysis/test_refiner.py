@@ -8,7 +8,7 @@ from tests.analysis.refiners import embedded, in_sides, misfits, moving
 from vicinal.analysis import metrics_by_depth
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
-from vicinal.retrieval.refinement import Refinement
+from vicinal.retrieval import Refinement
 from vicinal.utils.errors import InputError
 
 

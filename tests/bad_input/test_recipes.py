@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input.conftest import Refused
+from tests.conftest import refused
 from vicinal.cli.main import main
 from vicinal.training import Recipe, RefinerRecipe, resume
 from vicinal.utils.errors import InputError
@@ -160,8 +161,7 @@ def test_the_recipe_of_a_run_runs_nothing(trap: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("words", [["--loss.help", "gadget.Gadget"], ["--loss.help=os.system"], ["--data.help", "x"]])
 def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *words]) == 2
-    assert f"{words[0].partition('=')[0]} " in capsys.readouterr().err
+    assert f"{words[0].partition('=')[0]} " in refused(capsys, "train", *words)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,7 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
         ("none.yaml", "cannot read the recipe none.yaml"),
         ("~/v.parquet", "v.parquet is not a recipe"),
         ("--optimizer.rate 3", "unknown key optimizer.rate"),
-        ("--optimizer.lr -1", "optimizer.lr = -1.0 must be a positive"),
         ("--epochs", "--epochs needs a value"),
-        ("--data.noise.foreign ~/photos", "data.noise.foreign_fraction = 0.0 must be above 0 with data.noise.foreign"),
         ("--resume", "run holds no run to resume"),
         ("", "data.source is missing"),
     ],
@@ -243,8 +241,7 @@ def test_a_class_of_ones_own_is_taken_where_the_user_says_so(own: Path) -> None:
 def test_a_class_of_ones_own_may_be_named_alone(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own / "own_package" / "short.py").write_text(OWN.replace("OwnLoss", "ShortLoss"))
     words = ["--loss=ShortLoss", "--loss.scale=x", "--allow_import=own_package.short"]
-    assert main(["train", "--out", "run", *words]) == 2
-    assert "loss.scale = x must be a number" in capsys.readouterr().err
+    assert "loss.scale = x must be a number" in refused(capsys, "train", "--out", "run", *words)
 
 
 @pytest.mark.parametrize(
@@ -325,11 +322,8 @@ def test_an_own_package_that_cannot_be_imported_is_one_line(own: Path) -> None:
             Recipe.load(allow_imports=(name,))
 
 
-def test_a_run_with_a_loss_of_ones_own_needs_the_flag_again(
-    own: Path, small: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_loss_of_ones_own_needs_the_flag_again(own: Path, small: list[str], capsys) -> None:
     first = ["train", "--out", "run", *small, "--epochs=1", "--loss=own_package.losses.OwnLoss"]
     assert main([*first, "--allow-import", "own_package"]) == 0
-    assert main(["train", "--out", "run", "--resume"]) == 2
-    assert "add --allow_import own_package" in capsys.readouterr().err
+    assert "add --allow_import own_package" in refused(capsys, "train", "--out", "run", "--resume")
     assert main(["train", "--out", "run", "--resume", "--allow_import=own_package"]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.conftest import output
+from tests.conftest import output, refused
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 
@@ -94,8 +94,7 @@ def test_neither_the_source_nor_decisions_are_written_over(tmp_path: Path, capsy
     output(capsys, "clean", "v.parquet", "--csv", "f.csv")  # nothing was decided yet
     lines = pd.read_csv("f.csv", dtype=str, keep_default_na=False)
     lines.assign(decision="keep").to_csv("f.csv", index=False)
-    assert main(["clean", "v.parquet", "--csv", "f.csv"]) == 2
-    assert "f.csv: holds 9 decisions, which would be lost" in capsys.readouterr().err
+    assert "f.csv: holds 9 decisions, which would be lost" in refused(capsys, "clean", "v.parquet", "--csv", "f.csv")
 
 
 def test_the_page_of_one_split_tells_its_images_from_those_of_others(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -75,10 +75,7 @@ def test_ridge_is_for_other_dimensions(files: Path, capsys: pytest.CaptureFixtur
         ("evaluate ~/old.parquet ~/new.parquet --cross --compare", "--compare cannot be combined with --cross"),
         ("evaluate ~/old.parquet ~/new.parquet --cross --tolerance 2", "--tolerance 2 must be from 0 to 1"),
         ("evaluate ~/old.parquet ~/short.parquet --cross", "need an adapter"),
-        (
-            "evaluate ~/new.parquet ~/old.parquet --cross --adapter ~/a.safetensors",
-            "and these are of fingerprint",
-        ),
+        ("evaluate ~/new.parquet ~/old.parquet --cross --adapter ~/a.safetensors", "and these are of fingerprint"),
     ],
 )
 def test_invalid_input_is_one_line(files: Path, words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

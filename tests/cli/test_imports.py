@@ -143,10 +143,9 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
         ["evaluate", photos, "--model", "runs/some/none"],
         *recipes,
     ]
-    for words, modules in zip(commands, loaded_after(*commands, status=2), strict=True):
-        assert modules <= ({"vicinal.training"} if words in recipes else set()), words
-    for words, modules in zip(models, loaded_after(*models, status=2), strict=True):
-        assert modules <= IMAGES - {"vicinal.models.embedder"}, words
+    for words, modules in zip([*commands, *models], loaded_after(*commands, *models, status=2), strict=True):
+        others = IMAGES - {"vicinal.models.embedder"} if words in models else set()
+        assert modules <= ({"vicinal.training"} if words in [*recipes, *models] else set()) | others, words
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +166,7 @@ def check(*steps: tuple[Sequence[object], set[str]]) -> None:
         assert "pandas" in modules
 
 
+@pytest.mark.slow
 def test_data_whiten_evaluate_and_report_of_embeddings(vectors: Path, photos: Path, tmp_path: Path) -> None:
     check(
         (["data", photos], TABLES),

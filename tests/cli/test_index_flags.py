@@ -7,21 +7,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from tests.conftest import output
+from tests.conftest import output, refused
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.models import Embedder, default_transform
 from vicinal.retrieval import Index, PCAWhitening
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    assert main([str(word) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert error.splitlines()[-1].startswith("vicinal ")
-    return error
 
 
 def test_a_backbone_with_its_flags(offline: None, photos: Path, tmp_path: Path, capsys) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import draw_photos, output
+from tests.conftest import draw_photos, output, refused
 from vicinal import Embedder, Index
 from vicinal.cli.main import main
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items
@@ -25,12 +25,6 @@ def stored(run: Path, tmp_path: Path) -> tuple[Path, Path]:
     photos = draw_photos(tmp_path / "photos", 2, 6)
     assert main(["index", "build", str(tmp_path / "index"), str(photos), "--model", str(run), *LOCAL]) == 0
     return tmp_path / "index", photos
-
-
-def error(capsys, *arguments: object) -> str:
-    """The error of a command that must fail, which is one line."""
-    assert main([str(argument) for argument in arguments]) == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def codes_in(folder: Path) -> dict[int, bytes]:
@@ -90,7 +84,7 @@ def test_searches_read_the_codes_of_the_index_and_its_weight(stored: tuple[Path,
     assert encoded == [1]  # of the query alone
     text = output(capsys, "search", folder, picture, "-k", "2", "--rerank", "local", "--rerank.weight", "0.5")
     assert text.splitlines()[1].split()[:3] == ["1", "1.5000", "class1"]
-    message = error(capsys, "search", folder, picture, "--rerank", "local", "--local.size", "32")
+    message = refused(capsys, "search", folder, picture, "--rerank", "local", "--local.size", "32")
     assert "the index stores its local features; leave out the options" in message
 
 
@@ -137,14 +131,12 @@ def test_an_index_built_again_without_local_features_has_none(stored: tuple[Path
     ],
 )
 def test_bad_options_are_one_line(flags: list[str], message: str, run: Path, photos: Path, tmp_path, capsys) -> None:
-    assert message in error(capsys, "index", "build", tmp_path / "index", photos, "--model", run, *flags)
+    assert message in refused(capsys, "index", "build", tmp_path / "index", photos, "--model", run, *flags)
     assert not (tmp_path / "index").exists()
 
 
-def test_local_features_are_neither_for_stored_embeddings_nor_for_a_database(run: Path, tmp_path, capsys) -> None:
+def test_local_features_are_not_for_stored_embeddings(run: Path, tmp_path, capsys) -> None:
     output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
-    message = error(capsys, "index", "build", tmp_path / "index", tmp_path / "v.npy", "--local")
+    message = refused(capsys, "index", "build", tmp_path / "index", tmp_path / "v.npy", "--local")
     assert "local features come from images and a model of a timm backbone" in message
     assert not (tmp_path / "index").exists()
-    url = "postgresql://nobody@localhost/none?table=none"
-    assert "not in a database; leave out --local" in error(capsys, "index", "build", url, tmp_path / "v.npy", "--local")

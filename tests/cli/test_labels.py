@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.conftest import output
+from tests.conftest import output, refused
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Index
@@ -33,8 +33,7 @@ def test_findings_are_told_by_them(folder: Path, capsys) -> None:
     counts = json.loads(output(capsys, "clean", "x.npy", *LABELS, "--json", "--csv", "f.csv"))["findings"]
     assert counts["label_error"] > 0
     assert Path(pd.read_csv("f.csv")["path"][0]).parent == folder
-    assert main(["clean", "x.npy", "--labels", "y.csv", "--csv", "y.csv"]) == 2
-    assert "--csv y.csv: is --labels too" in capsys.readouterr().err
+    assert "--csv y.csv: is --labels too" in refused(capsys, "clean", "x.npy", "--labels", "y.csv", "--csv", "y.csv")
 
 
 def test_an_index_and_a_file_keep_them(folder: Path, capsys) -> None:
@@ -75,10 +74,7 @@ def test_labels_without_paths_keep_those_of_the_embeddings(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "clean digits --labels y.csv --model timm/resnet50",
-            "--labels is for files of embeddings, and digits is not one",
-        ),
+        ("clean digits --labels y.csv --model timm/resnet50", "--labels is for files of embeddings, and digits is"),
         ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings, and digits is not one"),
         ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import ROOT, output
-from vicinal.cli.main import main
+from tests.conftest import ROOT, output, refused
 
 
 def test_recipes_are_found_by_words_in_name_and_first_lines(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,5 +16,4 @@ def test_recipes_are_found_by_words_in_name_and_first_lines(capsys, monkeypatch:
 
 
 def test_words_that_no_recipe_has_are_an_error(capsys) -> None:
-    assert main(["train", "--recipes", "cub", "submarine"]) == 2
-    assert "no recipe has all of the words cub submarine" in capsys.readouterr().err
+    assert "no recipe has all of the words cub submarine" in refused(capsys, "train", "--recipes", "cub", "submarine")

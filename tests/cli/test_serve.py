@@ -15,42 +15,29 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refused
 from tests.serving.service import noise, save_index, vector_list
-from vicinal.cli.main import main
 from vicinal.retrieval import Index
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    status = main(["serve", *map(str, words)])
-    lines = capsys.readouterr().err.splitlines()
-    assert status == 2
-    return lines[-1]
-
-
-def test_what_is_wrong_is_said_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, run: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VICINAL_TOKEN", raising=False)
-    folder = save_index(tmp_path)
-    (tmp_path / "token").write_text("short")
-    assert "no such file or folder" in error_of(capsys, tmp_path / "none")
-    assert "is not an index" in error_of(capsys, tmp_path)
-    assert "needs a token" in error_of(capsys, folder, "--host", "0.0.0.0")
-    assert "a token has 16" in error_of(capsys, folder, "--token_file", tmp_path / "token")
-    assert "max_k = 0 must be at least 1" in error_of(capsys, folder, "--max_k", "0")
-    assert "give scheme and host alone" in error_of(capsys, folder, "--cors_origin", "*")
-    assert "model" in error_of(capsys, folder, "--model", "no_such_model")
-    assert "give one of them" in error_of(capsys, folder, "--onnx", tmp_path / "token", "--model", "resnet18")
+    folder, token = save_index(tmp_path), tmp_path / "token"
+    token.write_text("short")
+    for words, message in (
+        ([tmp_path / "none"], "no such file or folder"),
+        ([tmp_path], "is not an index"),
+        ([folder, "--host", "0.0.0.0"], "needs a token"),
+        ([folder, "--token_file", token], "a token has 16"),
+        ([folder, "--max_k", "0"], "max_k = 0 must be at least 1"),
+        ([folder, "--cors_origin", "*"], "give scheme and host alone"),
+        ([folder, "--model", "no_such_model"], "model"),
+        ([folder, "--onnx", token, "--model", "resnet18"], "give one of them"),
+        ([folder, "--model", run, "--port", "0"], "the model gives 16 dimensions, the index has 8"),
+    ):
+        assert message in refused(capsys, "serve", *words)
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert error_of(capsys, folder).endswith("needs the package fastapi; pip install 'vicinal[serve]'")
-
-
-def test_a_model_of_other_dimensions_is_refused(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the model gives 16 dimensions, the index has 8" in error_of(
-        capsys, save_index(tmp_path), "--model", run, "--port", "0"
-    )
+    assert "needs the package fastapi; pip install 'vicinal[serve]'" in refused(capsys, "serve", folder)
 
 
 @contextmanager

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.conftest import metrics_in, output
+from tests.conftest import metrics_in, output, refused
 from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import main
 from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
-from vicinal.training.recipes.refiner_settings import RefinerSettings
-from vicinal.training.recipes.settings import TrainingSettings
 
 
 def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:
@@ -51,8 +48,7 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
         assert (printed.err.count("error"), printed.out) == (1, "")
     assert not (out / "model").exists()
     assert {"log.csv", "metrics.csv", "curves.png", "recipe.yaml"} < {path.name for path in out.iterdir()}
-    assert main(["evaluate", str(embeddings), "--refiner", str(out)]) == 2
-    assert "out has no finished refiner" in capsys.readouterr().err
+    assert "out has no finished refiner" in refused(capsys, "evaluate", embeddings, "--refiner", out)
 
 
 @pytest.mark.parametrize(
@@ -71,43 +67,6 @@ def test_help_is_one_screen_with_the_defaults(verb: str, shown: Help, defaults: 
     assert all(f"\n  {example}" in text for example in shown.examples)
 
 
-@pytest.mark.parametrize(
-    ("verb", "settings", "model", "others"),
-    [
-        ("train", TrainingSettings(), ["backbone", "dim", "dropout"], ["--refiner"]),
-        (
-            "refine",
-            RefinerSettings(embeddings="e.parquet"),
-            ["depth", "num_heads", "neighbors", "dropout", "context"],
-            ["--refiner.dim", "--data", "--model"],
-        ),
-    ],
-)
-def test_help_all_lists_all_settings_first_those_that_matter(
-    verb: str, settings: object, model: list[str], others: list[str], capsys
-) -> None:
-    text = output(capsys, verb, "--help-all")
-    listed = [word.rstrip(",") for word in text.split() if word.startswith("--")]
-    key = "model" if verb == "train" else "refiner"
-    expected = {*(f"--{name}" for name in _names(settings)), *(f"--{key}.{name}" for name in model)}
-    assert {*expected, "--loss", "--out", "--resume"} <= {*listed}
-    assert not any(word.startswith(tuple(others)) for word in listed)
-    assert "MultiSimilarityLoss" in text
-    if verb == "train":
-        order = ("--data.source", "--transform.size", "--model.backbone", "--batch_size", "--data.noise.random_labels")
-        assert [listed.index(name) for name in order] == sorted(listed.index(name) for name in order)
-
-
 def test_help_of_a_loss(capsys) -> None:
     text = " ".join(output(capsys, "train", "--loss.help", "MarginLoss").split())
     assert "--loss.margin MARGIN the paper's alpha, a distance (type: float, default: 0.2)" in text
-
-
-def _names(settings: object) -> list[str]:
-    """The names of all settings, with dots in groups."""
-    names: list[str] = []
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        is_group = dataclasses.is_dataclass(value)
-        names += [f"{field.name}.{name}" for name in _names(value)] if is_group else [field.name]
-    return names

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import QUICK, draw_photos, output
+from tests.conftest import QUICK, draw_photos, output, refused
 from tests.workflows.studies import InThisProcess
 from vicinal.cli.main import main
 from vicinal.evaluation import evaluate
@@ -69,13 +69,10 @@ def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str])
     metrics = json.loads(output(capsys, "evaluate", "grid/cells/001_0", "--split", "test", "--json", "--device", "cpu"))
     cell = json.loads(output(capsys, "sweep", "--out", "grid", "--json"))["cells"][1]
     assert cell["metrics"][0]["recall@1"] == pytest.approx(metrics["results"][0]["value"])
-    assert main(["sweep", *words, "--clusters"]) == 2
-    assert "clusters = True differs from the study's own False" in capsys.readouterr().err
+    assert "clusters = True differs from the study's own False" in refused(capsys, "sweep", *words, "--clusters")
 
 
-def test_failures_of_a_sweep_are_its_exit_status(
-    working: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_of_a_sweep_are_its_exit_status(working: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     cells = (SweepCell({"epochs": 1}, ({"mAP": 0.5},)), SweepCell({"epochs": 2}, (), ("lack of memory",)))
     monkeypatch.setattr(sweep, "sweep", lambda *_: SweepResult(("epochs",), cells, "mAP"))
     assert main(["sweep", "recipe.yaml", "--out", "grid", "--grid.epochs=[1, 2]"]) == 1
@@ -89,21 +86,15 @@ def test_failures_of_a_sweep_are_its_exit_status(
     [
         (["tune", "recipe.yaml"], "--out is missing"),
         (["tune", "--out", "study"], "study holds no study to continue; give a recipe"),
-        (["tune", "recipe.yaml", "--out", "study"], "search: no setting varies; give its values as {log"),
-        (["tune", "recipe.yaml", "--out", "study", "--search.lr=[1]"], "unknown key lr; did you mean optimizer.lr?"),
         (["tune", "recipe.yaml", "--out", "study", "--trial", "3"], "unknown argument --trial, did you mean --trials?"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--trials", "0"], "trials = 0 must be at"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "1"], "held_out = 1 must be"),
         (["tune", "recipe.yaml", "--out", "study", "--search.epochs=[1]", "--held_out", "99"], "held_out = 99: 99 f"),
         (["tune", "recipe.yaml", "--out", "recipe.yaml", "--search.epochs=[1]"], "recipe.yaml is a file; give"),
-        (["sweep", "recipe.yaml", "--out", "study"], "grid: no setting varies"),
         (["sweep", "recipe.yaml", "--out", "study", "--search.epochs=[1]"], "unknown key search"),
-        (["sweep", "recipe.yaml", "--out", "study", "--grid.data.root=[a]"], "have the same data.root"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(
-    working: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_mistakes_are_one_line(working: Path, capsys, words: list[str], message: str) -> None:
     assert main(words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[-1]

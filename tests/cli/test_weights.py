@@ -9,8 +9,7 @@ import pytest
 import timm
 import torch
 
-from tests.conftest import output
-from vicinal.cli.main import main
+from tests.conftest import output, refused
 from vicinal.data import load_embeddings
 from vicinal.models import Embedder
 from vicinal.workflows import load_model
@@ -30,13 +29,6 @@ def save_weights(path: Path, seed: int) -> Path:
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return save_weights(tmp_path / "own.ckpt", 1)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_verbs_embed_by_the_weights(weights: Path, photos: Path, tmp_path: Path, capsys) -> None:

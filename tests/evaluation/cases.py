@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import Evaluation
-
-
-def lattice(rows: int, seed: int, dim: int = 6) -> np.ndarray:
-    """Unit vectors of entries 0 and +-1/2: exact products and a great many ties."""
-    rng = np.random.default_rng(seed)
-    vectors = np.zeros((rows, dim))
-    for row in vectors:
-        row[rng.choice(dim, 4, replace=False)] = rng.choice([-0.5, 0.5], 4)
-    return vectors
 
 
 def clusters(rows: int, classes: int, seed: int = 0, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -25,11 +18,33 @@ def clusters(rows: int, classes: int, seed: int = 0, dim: int = 16) -> tuple[np.
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
 
 
+def scores_of_hits(hits: list[bool], recall_at: Sequence[int] = (1, 2), k: int = 2) -> dict[str, float]:
+    """The metrics by their definitions, from which images of a ranking are of the class; none without a positive."""
+    total = sum(hits)
+    if not total:
+        return {}
+    precisions = [hit * sum(hits[: rank + 1]) / (rank + 1) for rank, hit in enumerate(hits)]
+    return {f"recall@{each}": float(any(hits[:each])) for each in recall_at} | {
+        "mAP@R": sum(precisions[:total]) / total,
+        "R-precision": sum(hits[:total]) / total,
+        "mAP": sum(precisions) / total,
+        f"precision@{k}": sum(hits[:k]) / k,
+        f"positives_recall@{k}": sum(hits[:k]) / total,
+        f"mAP@{k}": sum(precisions[:k]) / min(k, total),
+        "MRR": 1 / (hits.index(True) + 1),
+    }
+
+
+def means(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of the queries that have scores."""
+    found = [row for row in rows if row]
+    return {name: float(np.mean([row[name] for row in found])) for name in (found or [{}])[0]}
+
+
 def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at, coarse=None) -> tuple[dict[str, float], int]:
     """Sort everything in float64 and compute the metrics from the list of relevances."""
     similarities = vectors.astype(np.float64) @ vectors.astype(np.float64).T
-    rows: dict[str, list[float]] = {}
-    without = 0
+    codes, rows = labels if coarse is None else coarse, []
     for query in np.flatnonzero(is_query):
         gallery = [
             item
@@ -37,24 +52,16 @@ def brute_force(vectors, labels, is_query, is_gallery, groups, recall_at, coarse
             if item != query and not (labels[item] == labels[query] and groups[item] == groups[query] != -1)
         ]
         gallery.sort(key=lambda item: (-similarities[query, item], item))
-        hits = [labels[item] == labels[query] for item in gallery]
-        if coarse is not None:
-            hits = [coarse[item] == coarse[query] for item in gallery]
-        total = sum(hits)
-        if not total:
-            without += 1
-            continue
-        precisions = [hit * sum(hits[: k + 1]) / (k + 1) for k, hit in enumerate(hits)]
-        for k in recall_at:
-            rows.setdefault(f"recall@{k}", []).append(float(any(hits[:k])))
-        rows.setdefault("mAP@R", []).append(sum(precisions[:total]) / total)
-        rows.setdefault("R-precision", []).append(sum(hits[:total]) / total)
-        rows.setdefault("mAP", []).append(sum(precisions) / total)
-        rows.setdefault("precision@3", []).append(sum(hits[:3]) / 3)
-        rows.setdefault("positives_recall@2", []).append(sum(hits[:2]) / total)
-        rows.setdefault("mAP@2", []).append(sum(precisions[:2]) / min(2, total))
-        rows.setdefault("MRR", []).append(1 / (hits.index(True) + 1))
-    return {name: float(np.mean(values)) for name, values in rows.items()}, without
+        rows.append(scores_of_hits([codes[item] == codes[query] for item in gallery], recall_at))
+    return means(rows), sum(not row for row in rows)
+
+
+def pooled(unit: np.ndarray, query: np.ndarray, pooling: str) -> float:
+    """The similarity of a query to several unit vectors."""
+    similarities = sorted(map(float, unit @ query), reverse=True)
+    if pooling == "centroid":
+        return float(query @ unit.sum(axis=0) / np.linalg.norm(unit.sum(axis=0)))
+    return similarities[0] if pooling == "best" else sum(similarities[:2]) / len(similarities[:2])
 
 
 def scored(query_indices: np.ndarray | None = None, **per_query: np.ndarray) -> Evaluation:

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.evaluation.cases import means, scores_of_hits
+from tests.refusals import refused
 from vicinal.data import Table
 from vicinal.evaluation import evaluate, evaluate_across, upgrade_warnings
 from vicinal.retrieval import LinearAdapter
@@ -24,16 +26,12 @@ def models() -> tuple[np.ndarray, np.ndarray, Table]:
 def scores(queries: np.ndarray, gallery: np.ndarray, table: Table) -> tuple[float, float]:
     """recall@1 and mAP@R, one query at a time."""
     unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, gallery)]
-    labels, groups = table.labels, table.frame["group"].to_numpy()
-    first, precision = [], []
+    labels, groups, found = table.labels, table.frame["group"].to_numpy(), []
     for i, query in enumerate(unit[0]):
         left_out = (labels == labels[i]) & (groups == groups[i])
         rows = [j for j in np.argsort(-(unit[1] @ query)) if j != i and not left_out[j]]
-        hits = labels[rows] == labels[i]
-        if number := hits.sum():
-            first.append(hits[0])
-            precision.append(sum(hits[: r + 1].mean() * hits[r] for r in range(number)) / number)
-    return float(np.mean(first)), float(np.mean(precision))
+        found.append(scores_of_hits((labels[rows] == labels[i]).tolist()))
+    return means(found)["recall@1"], means(found)["mAP@R"]
 
 
 def test_each_side_is_of_its_model(models: tuple[np.ndarray, np.ndarray, Table]) -> None:
@@ -77,11 +75,7 @@ def test_invalid_input(models: tuple[np.ndarray, np.ndarray, Table]) -> None:
     old, new, table = models
     with pytest.raises(InputError, match=r"the adapter maps 8 to 8 dimensions; the models have"):
         evaluate_across(old, new[:, :5], table, LinearAdapter.fit(old, new))
-    with pytest.raises(InputError, match="need an adapter"):
-        upgrade_warnings(evaluate_across(old, new[:, :5], table), table)
-    with pytest.raises(InputError, match="tolerance is 2"):
-        upgrade_warnings(evaluate_across(old, new, table), table, tolerance=2)
-    with pytest.raises(InputError, match="9"):
-        evaluate(new, table, gallery_embeddings=old[:9])
-    with pytest.raises(InputError, match="dimension"):
-        evaluate(new, table, gallery_embeddings=old[:, :5])
+    refused("need an adapter", lambda: upgrade_warnings(evaluate_across(old, new[:, :5], table), table))
+    refused("tolerance is 2", lambda: upgrade_warnings(evaluate_across(old, new, table), table, tolerance=2))
+    refused("9", evaluate, new, table, gallery_embeddings=old[:9])
+    refused("dimension", evaluate, new, table, gallery_embeddings=old[:, :5])

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.evaluation.cases import gapped_scores, scored, table_of
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import Resampling, confidence_intervals, resampling
 from vicinal.utils.errors import InputError
 
@@ -99,3 +99,17 @@ def test_bad_input() -> None:
         confidence_intervals(evaluation, table_of(np.zeros(len(labels), dtype=int)))
     with pytest.raises(InputError, match="confidence intervals need scores of single queries"):
         confidence_intervals(dataclasses.replace(evaluation, per_query={}), table_of(labels))
+
+
+def test_bad_settings() -> None:
+    for arguments, message in (
+        ({"confidence_level": 1.0}, r"confidence_level = 1\.0 is invalid; use one between 0 and 1"),
+        ({"confidence_level": float("nan")}, "confidence_level = nan is invalid"),
+        ({"confidence_level": "0.9"}, r"confidence_level = '0\.9' is invalid"),
+        ({"num_resamples": 0}, "num_resamples = 0 is invalid; use an integer from 1 up"),
+        ({"num_resamples": 2.5}, r"num_resamples = 2\.5 is invalid"),
+        ({"seed": -1}, "seed = -1 is invalid; use an integer from 0 up"),
+        ({"resample_by": "images"}, "resample_by = 'images' is invalid; use classes or queries"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Resampling(**arguments)

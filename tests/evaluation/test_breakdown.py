@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import evaluate, metrics_by
 from vicinal.utils.errors import InputError
 

@@ -3,17 +3,21 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
-from tests.evaluation.cases import table_of
-from vicinal.data.table import Table
+from tests.evaluation.cases import scored, table_of
+from tests.refusals import refused
+from vicinal.data import Table
 from vicinal.evaluation import (
     Evaluation,
     Resampling,
     ResultsTable,
+    average_runs,
     compare_models,
     confidence_intervals,
     evaluate,
     paired_differences,
+    summarize_runs,
     tabulate,
 )
 from vicinal.utils.errors import InputError
@@ -75,10 +79,28 @@ def test_three_models_have_a_row_each(compared: ResultsTable) -> None:
 
 
 def test_bad_input(evaluations, table) -> None:
-    with pytest.raises(InputError, match="1 models to compare; give at least two"):
-        compare_models({"old": evaluations["old"]}, table)
+    refused("1 models to compare; give at least two", compare_models, {"old": evaluations["old"]}, table)
     half = evaluate(np.eye(75), table.take(np.arange(75)))
     with pytest.raises(InputError, match="half against old: the two evaluations have other queries"):
         compare_models({"old": evaluations["old"], "half": half}, table)
-    with pytest.raises(InputError, match="groups by shop need the table"):
-        tabulate(half, group_by="shop")
+    refused("groups by shop need the table", tabulate, half, group_by="shop")
+
+
+VALUES = [0.5, 0.52, 0.47, 0.55]
+
+
+def test_mean_std_and_interval() -> None:
+    found = summarize_runs([{"mAP": value, "recall@1": 1.0} for value in VALUES], confidence_level=0.9)
+    wanted = scipy.stats.t.interval(0.9, 3, np.mean(VALUES), scipy.stats.sem(VALUES))
+    row = found.loc["mAP"]
+    assert (row["low"], row["high"]) == pytest.approx(wanted)
+    assert (row["value"], row["std"]) == pytest.approx((np.mean(VALUES), np.std(VALUES, ddof=1)))
+    assert found.loc["recall@1", ["low", "high"]].tolist() == [1.0, 1.0]
+    assert found["num_repeats"].tolist() == [4, 4]
+
+
+def test_bad_runs() -> None:
+    refused("1 runs; a standard deviation needs at least two", summarize_runs, [{"mAP": 0.5}])
+    refused("run 1 and run 0 do not both have 'NMI'", summarize_runs, [{"mAP": 0.5}, {"mAP": 0.5, "NMI": 0.1}])
+    with pytest.raises(InputError, match="confidence_level = 95 is invalid"):
+        average_runs({"a": scored(mAP=np.ones(2)), "b": scored(mAP=np.ones(2))}, 95)

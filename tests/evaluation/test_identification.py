@@ -14,6 +14,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 
+from tests.evaluation.cases import pooled
 from vicinal.data import Table
 from vicinal.evaluation import cluster_agreement, enrolled_rows, evaluate_identification
 from vicinal.retrieval.calibration import example_calibration
@@ -31,13 +32,6 @@ def photos(seed: int, **columns: object) -> tuple[np.ndarray, Table]:
     if "group" in columns:
         frame["group"] = rng.integers(-1, 2, len(labels))
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), Table(frame)
-
-
-def pooled(similarities: list[float], vectors: np.ndarray, query: np.ndarray, pooling: str) -> float:
-    if pooling == "centroid":
-        return float(query @ vectors.sum(axis=0) / np.linalg.norm(vectors.sum(axis=0)))
-    best = sorted(similarities, reverse=True)
-    return best[0] if pooling == "best" else sum(best[:2]) / len(best[:2])
 
 
 def pairwise_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
@@ -68,8 +62,7 @@ def test_metrics_equal_loops_over_photos(score: str, columns: dict[str, bool], p
             if "group" in columns and name == labels[row]:
                 rows = [each for each in rows if not frame.group[each] == frame.group[row] >= 0]
             if rows:
-                similarities = [float(vectors[row] @ vectors[each]) for each in rows]
-                scores[name] = pooled(similarities, vectors[rows], vectors[row], pooling)
+                scores[name] = pooled(vectors[rows], vectors[row], pooling)
         nearest = max(scores, key=scores.get)
         first, second = sorted(scores.values(), reverse=True)[:2]
         is_new = (first if score == "similarity" else first - second) < bound

@@ -9,11 +9,10 @@ import torch
 
 from tests.pretend_device import on_device, pretend_device
 from vicinal import Table
-from vicinal.evaluation import evaluate
+from vicinal.evaluation import Relevance, evaluate
 from vicinal.evaluation.counting import positives
 from vicinal.evaluation.counting.positives import Positives, ranked_positives
-from vicinal.evaluation.relevance import Relevance
-from vicinal.retrieval.scores import UnitVectors
+from vicinal.retrieval import UnitVectors
 
 NUM_VECTORS = 30
 

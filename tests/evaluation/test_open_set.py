@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from tests.evaluation.cases import pooled
 from vicinal.data import Table
 from vicinal.evaluation import (
     fnir_at_fpir,
@@ -38,14 +39,6 @@ def value_of(best: dict[int, float], score: str) -> float:
     return first if score == "similarity" else first - second
 
 
-def pooled(unit: np.ndarray, query: int, rows: list[int], pooling: str) -> float:
-    similarities = sorted((float(unit[query] @ unit[row]) for row in rows), reverse=True)
-    if pooling == "centroid":
-        total = unit[rows].sum(axis=0)
-        return float(unit[query] @ total / np.linalg.norm(total))
-    return similarities[0] if pooling == "best" else float(np.mean(similarities[:2]))
-
-
 def reference(vectors: np.ndarray, table: Table, score: str, pooling: str = "best") -> tuple[list, list]:
     """Known queries as (score, is right), and the scores of unknown ones, by loops over images and classes."""
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -59,7 +52,7 @@ def reference(vectors: np.ndarray, table: Table, score: str, pooling: str = "bes
             same = frame.label[row] == frame.label[query]
             if row != query and not (same and group[row] == group[query] >= 0):
                 found.setdefault(frame.label[row], []).append(row)
-        best = {name: pooled(unit, query, rows, pooling) for name, rows in found.items()}
+        best = {name: pooled(unit[rows], unit[query], pooling) for name, rows in found.items()}
         own = best.get(frame.label[query])
         rest = {name: value for name, value in best.items() if name != frame.label[query]}
         if own is not None:

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from tests.evaluation.cases import clusters
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import evaluate
 
 

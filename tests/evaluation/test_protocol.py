@@ -6,38 +6,13 @@ import pytest
 import torch
 
 from tests.evaluation.cases import clusters
-from vicinal.data.table import Table
-from vicinal.evaluation import evaluate, evaluate_arrays, protocol
-from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from tests.refusals import refused
+from vicinal.data import Table
+from vicinal.evaluation import Evaluation, Relevance, coarse_columns, evaluate, evaluate_arrays, protocol
+from vicinal.evaluation.protocol import coarse_relevances
+from vicinal.retrieval import UnitVectors
+from vicinal.retrieval.scores import ScoreBuffer
 from vicinal.utils.errors import InputError
-
-
-def test_query_that_is_in_the_gallery_does_not_find_itself() -> None:
-    frame = pd.DataFrame({"label": ["a", "a", "b"], "is_query": [1, 0, 0], "is_gallery": [1, 1, 1]})
-    result = evaluate(np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]), Table(frame), recall_at=(1, 2))
-    assert result.protocol == "query/gallery"
-    assert result.metrics["recall@1"] == 0
-    assert result.metrics["mAP"] == 0.5
-
-
-def test_groups_are_left_out_only_if_the_label_is_the_same() -> None:
-    vectors = np.array([[1.0, 0.0], [1.0, 0.01], [1.0, 0.1], [1.0, 0.2]])
-    frame = pd.DataFrame({"label": ["a", "a", "b", "a"], "group": ["cam1", "cam1", "cam1", "cam2"]})
-    result = evaluate(vectors, Table(frame), recall_at=(1, 2))
-    assert result.per_query["recall@1"][0] == 0  # row 1 is ignored, row 2 is nearer than row 3
-    assert result.per_query["recall@2"][0] == 1
-
-
-def test_arrays_equal_the_table() -> None:
-    vectors, labels = clusters(60, 6)
-    names = labels.astype(str)
-    groups = np.random.default_rng(3).integers(0, 4, 60)
-    frame = pd.DataFrame({"label": names, "group": groups})
-    by_table = evaluate(vectors, Table(frame))
-    by_arrays = evaluate_arrays(
-        vectors, names, vectors, names, exclude_self=np.arange(60), query_groups=groups, gallery_groups=groups
-    )
-    assert by_arrays.metrics == by_table.metrics
 
 
 def test_memory_does_not_grow_with_the_gallery(monkeypatch) -> None:
@@ -93,49 +68,28 @@ def test_everything_is_computed_on_the_device_of_the_queries(monkeypatch: pytest
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
-    with pytest.raises(InputError, match="10 embeddings, but a table of 3 rows"):
-        evaluate(vectors, table.take([0, 1, 2]))
-    with pytest.raises(InputError, match="recall@10 is out of range with 9 gallery images"):
-        evaluate(vectors, table, recall_at=(1, 10))
+    refused("10 embeddings, but a table of 3 rows", lambda: evaluate(vectors, table.take([0, 1, 2])))
+    refused("recall@10 is out of range with 9 gallery images", evaluate, vectors, table, recall_at=(1, 10))
     for chunk in (0, -1, 2.5, "3"):
-        with pytest.raises(InputError, match=f"chunk_size = {chunk!r} is invalid; use an integer >= 1"):
-            evaluate(vectors, table, chunk_size=chunk)
-    with pytest.raises(InputError, match="0 queries and 10 gallery images"):
-        evaluate_arrays(vectors[:0], labels[:0], vectors, labels)
-    with pytest.raises(InputError, match=r"unknown metric 'recal@1'; use recall@K, .* MRR, with a number for K"):
-        evaluate(vectors, table, metrics=["recal@1"])
-    with pytest.raises(InputError, match=r"metrics is 'MRR'; give a list of names, such as \['MRR'\]"):
-        evaluate(vectors, table, metrics="MRR")
-    with pytest.raises(InputError, match="the table has no column 'coarse'"):
-        evaluate(vectors, table, hierarchy=True)
+        refused(f"chunk_size = {chunk!r} is invalid; use an integer >= 1", evaluate, vectors, table, chunk_size=chunk)
+    refused("0 queries and 10 gallery images", evaluate_arrays, vectors[:0], labels[:0], vectors, labels)
+    refused(r"metrics is 'MRR'; give a list of names, such as \['MRR'\]", evaluate, vectors, table, metrics="MRR")
+    refused("the table has no column 'coarse'", evaluate, vectors, table, hierarchy=True)
     with pytest.raises(InputError, match="coarse/recall@1: no query has another image of its coarse label"):
         evaluate(vectors, Table(pd.DataFrame({"label": labels, "coarse": range(10)})), hierarchy=True)
-    with pytest.raises(InputError, match="no column 'label'"):
-        evaluate(vectors, Table(pd.DataFrame({"path": [f"{row}.png" for row in range(10)]})))
     with pytest.raises(InputError, match="none of the 10 queries has another image of its class"):
         evaluate(vectors, Table(pd.DataFrame({"label": range(10)})))
     with pytest.raises(InputError, match="is_query but no is_gallery"):
         evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [True] * 10})))
     with pytest.raises(InputError, match="no row with is_query"):
         evaluate(vectors, Table(pd.DataFrame({"label": labels, "is_query": [False] * 10, "is_gallery": [True] * 10})))
-    broken = vectors.copy()
-    broken[7] = np.nan
-    with pytest.raises(InputError, match="embedding 7 holds NaN"):
-        evaluate(broken, table)
     with pytest.raises(InputError, match="query labels are int64, gallery labels are <U1"):
         evaluate_arrays(vectors, labels, vectors, labels.astype("<U1"))
-    with pytest.raises(InputError, match="queries have 16 dimensions, the gallery has 3"):
-        evaluate_arrays(vectors, labels, vectors[:, :3], labels)
     for wrong in (labels * 1.0, labels.astype(float).astype(object), labels + 0j):
         names = f"are of type {wrong.dtype}; all must be integers, or all text"
         with pytest.raises(InputError, match=f"query groups {names}"):
             evaluate_arrays(vectors, labels, vectors, labels, query_groups=wrong, gallery_groups=wrong)
-        with pytest.raises(InputError, match=f"query labels {names}"):
-            evaluate_arrays(vectors, wrong, vectors, wrong)
-    for side, name in ((1, "query 7"), (2, "gallery vector 7")):
-        arrays = [vectors, broken] if side == 2 else [broken, vectors]
-        with pytest.raises(InputError, match=f"{name} holds NaN"):
-            evaluate_arrays(arrays[0], labels, arrays[1], labels)
+        refused(f"query labels {names}", evaluate_arrays, vectors, wrong, vectors, wrong)
 
 
 def test_an_image_in_two_rows_is_left_out_of_its_own_ranking_by_its_path() -> None:
@@ -148,3 +102,53 @@ def test_an_image_in_two_rows_is_left_out_of_its_own_ranking_by_its_path() -> No
     found = evaluate(np.concatenate([vectors, vectors]), in_two_rows)
     assert found.metrics == expected.metrics
     assert evaluate(np.concatenate([vectors, vectors]), Table(twice.drop(columns="path"))).metrics["recall@1"] == 1.0
+
+
+def test_cmc_is_recall_at_every_k() -> None:
+    vectors, labels = clusters(50, 9)
+    labels[7] = 99  # without a positive
+    result = evaluate(vectors, Table(pd.DataFrame({"label": labels})), recall_at=range(1, 50))
+    wanted = [result.metrics[f"recall@{k}"] for k in range(1, 50)]
+    np.testing.assert_allclose(result.cmc(49), wanted, rtol=1e-12)
+    assert result.cmc(3).tolist() == result.cmc(49)[:3].tolist()
+    assert result.first_positive_ranks[7] == 0
+    for max_k in (0, 51):
+        refused(f"max_k = {max_k} is out of range; use 1 to 50", result.cmc, max_k)
+
+
+def test_an_evaluation_without_ranks_has_no_cmc() -> None:
+    bare = Evaluation({"mAP": 1.0}, "other", 1, 5, 0, {"mAP": np.ones(1)}, np.arange(1))
+    refused("first_positive_ranks is empty", bare.cmc, 3)
+    with pytest.raises(InputError, match=r"max_k = 1\.5 is out of range"):
+        bare.cmc(1.5)  # type: ignore[arg-type]
+
+
+BIRDS = Table(
+    pd.DataFrame(
+        {
+            "label": ["crow", "crow", "jay", "duck", "duck", "perch"],
+            "coarse_2": ["bird", "bird", "bird", "bird", "bird", "fish"],
+            "coarse": ["corvid", "corvid", "corvid", "waterfowl", "waterfowl", "percid"],
+            "group": [1, 2, 2, 1, 1, 1],
+        }
+    )
+)
+
+
+def test_levels_come_from_fine_to_coarse() -> None:
+    assert coarse_columns(BIRDS) == ["coarse", "coarse_2"]
+
+
+def test_levels_of_queries_and_gallery() -> None:
+    queries, gallery = np.array([0, 3]), np.array([1, 2, 4, 5])
+    fine = Relevance(BIRDS.labels[queries], BIRDS.labels[gallery])
+    levels = coarse_relevances(BIRDS, fine, queries, gallery)
+    assert [levels["coarse"].positives(query).tolist() for query in (0, 1)] == [[0, 1], [2]]
+    assert [levels["coarse_2"].positives(query).tolist() for query in (0, 1)] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_table_without_coarse_labels() -> None:
+    table = Table(pd.DataFrame({"label": [0, 0]}))
+    fine = Relevance(table.labels, table.labels)
+    with pytest.raises(InputError, match=r"the table has no column 'coarse' .*; its columns are label"):
+        coarse_relevances(table, fine, np.arange(2), np.arange(2))

@@ -8,13 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vicinal.evaluation import ranking
+from vicinal.evaluation import Ranks, Relevance, level_ranks, positive_ranks, ranking
 from vicinal.evaluation.counting.counter import DeviceCounter
-from vicinal.evaluation.metrics import Ranks
-from vicinal.evaluation.ranking import level_ranks, positive_ranks
-from vicinal.evaluation.relevance import Relevance
-from vicinal.retrieval.reranking.base import RerankedScores, ScoreIncrements
-from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.retrieval import RerankedScores, UnitVectors
+from vicinal.retrieval.reranking.base import ScoreIncrements
+from vicinal.retrieval.scores import ScoreBuffer
 
 
 def brute_force(scores: np.ndarray, relevance: Relevance) -> tuple[list[int], list[int], int]:

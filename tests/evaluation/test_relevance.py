@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from vicinal import Table
-from vicinal.evaluation import evaluate, open_set_scores
-from vicinal.evaluation.relevance import Relevance
+from vicinal.evaluation import Relevance, evaluate, open_set_scores
 from vicinal.training.training_data import require_validatable
 from vicinal.utils.errors import InputError
 

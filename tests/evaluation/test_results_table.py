@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.table import Table
+from vicinal.data import Table
 from vicinal.evaluation import ResultsTable, average_runs, compare_models, evaluate, tabulate
 from vicinal.evaluation.results_table import COLUMNS
 from vicinal.utils.errors import InputError
@@ -54,20 +54,14 @@ def test_levels_and_names(results) -> None:
     rows = results["one"].overall("a")
     assert rows.loc["coarse/mAP", ["label_level", "metric"]].tolist() == ["coarse", "mAP"]
     assert rows.loc["mAP", ["label_level", "metric"]].tolist() == ["label", "mAP"]
-    assert rows.loc["mAP", ["num_queries", "num_without_positive", "num_gallery", "num_ties"]].tolist() == [
-        62,
-        2,
-        62,
-        0,
-    ]
+    counts = ["num_queries", "num_without_positive", "num_gallery", "num_ties"]
+    assert rows.loc["mAP", counts].tolist() == [62, 2, 62, 0]
     assert rows.loc["mAP", ["model", "stage", "protocol"]].tolist() == ["a", "plain", "leave-one-out"]
 
 
 def test_the_weakest_groups_come_first_and_every_group_counts_the_same(results) -> None:
     frame = results["groups"].frame
-    recalls = frame[(frame["metric"] == "recall@1") & (frame["label_level"] == "label")].dropna(
-        subset=["group", "value"]
-    )
+    recalls = frame.query("metric == 'recall@1' and label_level == 'label'").dropna(subset=["group", "value"])
     lines = str(results["groups"]).splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("by label"))
     shown = [float(line.split()[2]) for line in lines[start + 2 : -1]]

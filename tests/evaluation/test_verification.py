@@ -10,7 +10,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from tests.evaluation.test_open_set import clusters
 from vicinal.data import Table
 from vicinal.evaluation import evaluate_pairs, verification, verification_rates
-from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
+from vicinal.retrieval import UnitVectors
+from vicinal.retrieval.scores import ScoreBuffer
 from vicinal.utils.errors import InputError
 
 RATES = [0.001, 0.01, 0.1, 0.5, 0.99]

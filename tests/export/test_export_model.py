@@ -16,6 +16,7 @@ import torch
 
 from tests.export.conftest import build
 from tests.models.refiner_reference import PAPER
+from tests.refusals import refused
 from vicinal.data import ImageTransform, Table
 from vicinal.export import ExportedEmbedder, ExportSettings, export_model, open_exported
 from vicinal.export.conversion import read_onnx, save_openvino, to_fp16, to_int8
@@ -95,8 +96,7 @@ def test_openvino(model: Embedder, onnx_file: Path, tmp_path: Path) -> None:
     assert sizes[1] < 0.55 * sizes[0]
     preprocessing = json.loads(path.with_suffix(".preprocessing.json").read_text()) | {"fingerprint": "another"}
     path.with_suffix(".preprocessing.json").write_text(json.dumps(preprocessing))
-    with pytest.raises(InputError, match="of another model"):
-        open_exported(path)
+    refused("of another model", open_exported, path)
 
 
 SIGNALED = """
@@ -127,8 +127,7 @@ def test_an_export_embeds_tables_and_datasets_as_its_model(model: Embedder, onnx
     expected = model.embed(table, progress=False)
     np.testing.assert_allclose(exported.embed(table, batch_size=5, progress=False), expected, atol=1e-6)
     assert exported.fingerprint() == model.fingerprint()
-    with pytest.raises(InputError, match="precision is 16"):
-        exported.embed(table, precision="16")
+    refused("precision is 16", exported.embed, table, precision="16")
 
 
 @pytest.mark.slow
@@ -175,8 +174,7 @@ def test_an_export_that_loses_too_much_leaves_what_was_there(
     with pytest.raises(InputError, match=r"the vectors of the export differ by up to .*nothing was written"):
         export_model(model, tmp_path / "model.onnx", check=table, tolerance=1e-12)
     other = build(norm="l2")
-    with pytest.raises(InputError, match=r"differ by .* on random images; nothing was written"):
-        export_model(other, tmp_path / "model.onnx")
+    refused(r"differ by .* on random images; nothing was written", export_model, other, tmp_path / "model.onnx")
     assert os.listdir(tmp_path) == ["model.parity.md"]
     assert (tmp_path / "model.parity.md").read_text() == "of before"
 
@@ -193,15 +191,13 @@ def test_an_export_that_loses_too_much_leaves_what_was_there(
     ],
 )
 def test_impossible_settings(model: Embedder, tmp_path: Path, options: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        export_model(model, tmp_path / "model.onnx", **options)
+    refused(message, export_model, model, tmp_path / "model.onnx", **options)
     assert not os.listdir(tmp_path)
 
 
 def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embedder, tmp_path: Path) -> None:
     (tmp_path / "folder.onnx").mkdir()
-    with pytest.raises(InputError, match=r"folder\.onnx, which is a folder; give the name of a file"):
-        export_model(model, tmp_path / "folder.onnx")
+    refused(r"folder\.onnx, which is a folder; give the name of a file", export_model, model, tmp_path / "folder.onnx")
     (tmp_path / "model.xml").touch()
     with pytest.raises(InputError, match=r"model\.onnx would share its preprocessing and report with model\.xml"):
         export_model(model, tmp_path / "model.onnx")
@@ -209,10 +205,8 @@ def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embe
 
 def test_sizes_that_a_backbone_does_not_take(tmp_path: Path) -> None:
     out, vit = tmp_path / "model.onnx", build("vit_tiny_patch16_224", 224, backbone_args={"depth": 1})
-    with pytest.raises(InputError, match="dynamic_size: vit_tiny_patch16_224 takes images of 224 px only"):
-        export_model(vit, out, dynamic_size=True)
-    with pytest.raises(InputError, match="size is 96, but vit_tiny_patch16_224 takes images of 224 px only"):
-        export_model(vit, out, size=96)
+    refused("dynamic_size: vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, dynamic_size=True)
+    refused("size is 96, but vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, size=96)
     with pytest.raises(InputError, match=r"dynamic_size: tf_.* pads by the size of its images"):
         export_model(build("tf_mobilenetv3_small_minimal_100", 32), out, dynamic_size=True)
     with pytest.raises(InputError, match="whole images of at most 64 px; add dynamic_size"):
@@ -224,3 +218,35 @@ def test_another_size_keeps_the_margin() -> None:
 
     resized = resized_transform(build(transform=ImageTransform(size=32, resize=40)), 48)
     assert (resized.size, resized.resize) == (48, 60)
+
+
+TOKEN = {"pooling": "token", "norm": "none"}
+# Backbone, side of its images, more arguments, and what is the matter with images of any size.
+FAMILIES = [
+    ("resnet18", 64, {}, None),
+    ("convnext_atto", 64, {}, None),
+    ("tf_efficientnet_b0", 64, {}, "pads by the size of its images"),
+    ("repvgg_a0", 64, {}, None),
+    ("fastvit_t8", 64, {}, None),
+    ("mobilenetv4_conv_small", 64, {}, None),
+    ("swin_tiny_patch4_window7_224", 224, {"pooling": "avg"}, "takes images of 224 px only"),
+    ("vit_small_patch16_224", 224, TOKEN, "takes images of 224 px only"),
+    ("vit_base_patch32_clip_224", 224, {**TOKEN, "backbone_args": {"depth": 2}}, "takes images of 224 px only"),
+    ("vit_base_patch16_siglip_224", 224, {"pooling": "backbone", "backbone_args": {"depth": 2}}, "224 px only"),
+    ("eva02_tiny_patch14_224", 224, {"pooling": "avg"}, "takes images of 224 px only"),
+    ("vit_small_patch14_dinov2", 224, {**TOKEN, "backbone_args": {"dynamic_img_size": True}}, None),
+    ("vit_small_patch16_dinov3", 224, {"pooling": "avg"}, None),
+    ("test_vit", 160, TOKEN, None),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "size", "options", "obstacle"), FAMILIES, ids=lambda each: str(each)[:30])
+def test_a_family(backbone: str, size: int, options: dict, obstacle: str | None, tmp_path: Path) -> None:
+    model = build(backbone, size, **options)
+    report = export_model(model, tmp_path / "fixed.onnx", tolerance=2e-6)
+    print(f"{backbone}: {report.vectors.largest:.1e}")
+    if obstacle is None:
+        export_model(model, tmp_path / "any.onnx", dynamic_size=True, tolerance=2e-6)
+    else:
+        refused(obstacle, export_model, model, tmp_path / "any.onnx", dynamic_size=True)

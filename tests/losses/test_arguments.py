@@ -173,8 +173,10 @@ def test_impossible_arguments_of_several_numbers() -> None:
         message = f"RecallAtKLoss: k = {k} must be a whole number, at least 1, or several"
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
             RecallAtKLoss(k=k)
-    with pytest.raises(InputError, match=r"^SupAPLoss: slope = -1 must not be negative$"):
+    with pytest.raises(InputError, match=r"^SupAPLoss: slope = -1 must be at least 0$"):
         RoadmapLoss(slope=-1)
+    with pytest.raises(InputError, match=r"^SupAPLoss: slope = nan must be at least 0 and finite$"):
+        RoadmapLoss(slope=math.nan)
     with pytest.raises(InputError, match=r"^ContrastiveLoss: positive_margin = nan must be a finite number$"):
         RoadmapLoss(positive_margin=math.nan)
 

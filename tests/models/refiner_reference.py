@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vicinal.models.refiner import ContextRefiner
+from vicinal.models import ContextRefiner
 
 PAPER: dict[str, Any] = {
     "attention_start": "random",

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.models import Embedder
+from tests.refusals import refused
+from vicinal.data import ImageTransform
+from vicinal.models import Embedder, execution
+from vicinal.models.execution import used_precision
 from vicinal.utils.errors import InputError
 
 BACKBONES = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"]
@@ -41,8 +43,7 @@ def test_the_embedding_is_pooled_normalized_projected_and_of_length_one():
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem", "avg+max", "token"])
 def test_every_backbone_with_every_pooling(backbone, pooling):
     if pooling == "token" and backbone != "test_vit":
-        with pytest.raises(InputError, match=f"{backbone} has no class token"):
-            build(backbone, pooling=pooling)
+        refused(f"{backbone} has no class token", build, backbone, pooling=pooling)
         return
     vectors = build(backbone, pooling=pooling)(images(3))
     assert vectors.shape == (3, 8)
@@ -182,10 +183,8 @@ def test_embed_under_autocast(precision):
 def test_a_vector_that_is_not_finite_is_an_error():
     bad = images()
     bad[4] = torch.nan
-    with pytest.raises(InputError, match=r"embedding of image 4 is not finite \(1 of 6\)"):
-        build().embed(bad, progress=False)
-    with pytest.raises(InputError, match="precision is 'fp8'"):
-        build().embed(images(), precision="fp8")
+    refused(r"embedding of image 4 is not finite \(1 of 6\)", lambda: build().embed(bad, progress=False))
+    refused("precision is 'fp8'", lambda: build().embed(images(), precision="fp8"))
 
 
 def test_fingerprint_follows_weights_and_config():
@@ -210,6 +209,9 @@ def test_default_transform_is_that_of_the_pretrained_weights():
         ({"projector": -1}, "projector is -1"),
         ({"dropout": "a"}, "dropout is 'a'; it must be a number from 0 to below 1"),
         ({"pooling": "gem", "p": "a"}, "p is 'a'; it must be a finite number from 0.001 to 10,000"),
+        ({"pooling": "gem", "p": 0.0}, "p is 0.0"),
+        ({"pooling": "gem", "p": float("nan")}, "p is nan"),
+        ({"pooling": "avg", "learned_p": True}, "'avg' has no exponent"),
         ({"pretrained": None}, "pretrained is None; give a weights file, true or false"),
         ({"norm": "batch"}, "norm: 'batch' is unknown; choose layer, layer_affine, l2 or none"),
         ({"freeze_batch_norm": True}, "freeze_batch_norm is True; choose none, statistics, all or auto"),
@@ -219,8 +221,7 @@ def test_default_transform_is_that_of_the_pretrained_weights():
     ],
 )
 def test_invalid_values(arguments, message):
-    with pytest.raises(InputError, match=message):
-        build(**arguments)
+    refused(message, build, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -242,5 +243,21 @@ def test_a_transform_may_be_given_by_its_settings():
         ({"sise": 32}, "transform: .*sise"),
         (32, "transform is int; give an ImageTransform or a dict"),
     ):
-        with pytest.raises(InputError, match=message):
-            Embedder("test_resnet", 8, pretrained=False, transform=given)
+        refused(message, Embedder, "test_resnet", 8, pretrained=False, transform=given)
+
+
+def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, expected in ((True, "bf16"), (False, "32")):
+        monkeypatch.setattr(execution, "gpu_has_bfloat16", lambda has=has: has)
+        assert used_precision("auto", "cuda:1") == expected
+        assert used_precision("auto", torch.device("cpu")) == "32"
+        assert [used_precision(given, "cuda") for given in ("32", "bf16", "16")] == ["32", "bf16", "16"]
+
+
+def test_embeddings_are_float32_on_a_cpu_unless_asked_for() -> None:
+    model, images = Embedder("test_resnet", dim=8, pretrained=False), torch.randn(2, 3, 32, 32)
+    default, exact, half = (
+        model.embed(images, progress=False, **given) for given in ({}, {"precision": "32"}, {"precision": "bf16"})
+    )
+    assert np.array_equal(default, exact)
+    assert not np.array_equal(half, exact)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.refusals import refused
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder
-from vicinal.models.head import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, build_pooling, to_feature_maps
+from vicinal.models.head import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, to_feature_maps
 from vicinal.retrieval import PCAWhitening
 from vicinal.utils.errors import InputError
 
@@ -63,10 +64,8 @@ def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
     PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, WIDTH)), 8).save(tmp_path / "w.safetensors")
     with pytest.raises(InputError, match="head_whitening needs one linear layer; leave out hidden"):
         build(hidden=12, head_whitening=tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match="hidden is 12; it must be left out without dim"):
-        build(hidden=12, dim=None)
-    with pytest.raises(InputError, match="hidden is 0; it must be an integer from 1"):
-        build(hidden=0)
+    refused("hidden is 12; it must be left out without dim", build, hidden=12, dim=None)
+    refused("hidden is 0; it must be an integer from 1", build, hidden=0)
 
 
 def test_without_linear_layer_embeddings_are_the_pooled_features(tmp_path: Path) -> None:
@@ -98,15 +97,12 @@ def test_a_head_that_begins_as_a_whitening_is_the_whitening(norm: str, dim: int,
 def test_a_whitening_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "whitening.safetensors"
     PCAWhitening.fit(np.random.default_rng(0).standard_normal((50, 12)), 8).save(path)
-    with pytest.raises(InputError, match="maps 12 dimensions to 8, and the linear layer 96 to 8; learn it on"):
-        build(head_whitening=path)
+    refused("maps 12 dimensions to 8, and the linear layer 96 to 8; learn it on", build, head_whitening=path)
     with pytest.raises(InputError, match="head_whitening needs a linear layer, which the model does not have; set dim"):
         build(dim=None, head_whitening=path)
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"head_whitening: .*not a complete .safetensors file"):
-        build(head_whitening=path)
-    with pytest.raises(InputError, match=r"a whitening is kept in a file ending in .safetensors"):
-        build(head_whitening=tmp_path / "whitening.npy")
+    refused(r"head_whitening: .*not a complete .safetensors file", build, head_whitening=path)
+    refused(r"a whitening is kept in a file ending in .safetensors", build, head_whitening=tmp_path / "whitening.npy")
 
 
 def slow_gem(maps, p, eps=1e-6):
@@ -169,11 +165,6 @@ def test_gem_of_dead_maps_is_finite(value):
     assert dead.grad.isfinite().all()
 
 
-def test_a_fixed_exponent_is_no_weight_and_a_learned_one_is():
-    assert not GeM().state_dict()
-    assert list(GeM(learned=True).state_dict()) == ["p"]
-
-
 def test_the_others(maps):
     flat = maps.flatten(2)
     assert torch.equal(MaxPool()(maps), flat.max(-1).values)
@@ -189,23 +180,3 @@ def test_maps_of_every_layout(maps):
     tokens = torch.randn(2, 7, 3)
     patches = to_feature_maps(tokens, 3, num_prefix_tokens=2)
     torch.testing.assert_close(AvgPool()(patches), tokens[:, 2:].mean(1))
-
-
-def test_by_name():
-    kinds = {"avg": AvgPool, "max": MaxPool, "gem": GeM, "avg+max": AvgMaxPool, "token": ClassToken}
-    for name, kind in kinds.items():
-        assert type(build_pooling(name)) is kind
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "sum"}, "choose avg, max, gem"),
-        ({"name": "avg", "learned_p": True}, "'avg' has no exponent"),
-        ({"name": "gem", "p": 0.0}, "p is 0.0"),
-        ({"name": "gem", "p": float("nan")}, "p is nan"),
-    ],
-)
-def test_invalid_poolings(arguments, message):
-    with pytest.raises(InputError, match=message):
-        build_pooling(**arguments)

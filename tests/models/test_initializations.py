@@ -43,8 +43,11 @@ def assert_one_line(error):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "test_mambaout"])
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [*((f"test_{name}", ".pth") for name in ("resnet", "convnext", "efficientnet", "mambaout")),
+     ("test_vit", ".safetensors"), ("test_vit", ".bin")],
+)  # fmt: skip
 def test_a_local_file_gives_the_features_of_the_model_it_came_from(tmp_path, name, suffix):
     model = trained(name)
     backbone = create_backbone(name, saved(model, tmp_path / f"weights{suffix}")).eval()

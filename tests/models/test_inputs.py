@@ -5,11 +5,10 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vicinal.data.batches.image_dataset import ImageDataset
+from tests.refusals import refused
+from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.data.images.decoding import open_image
 from vicinal.data.images.image_ops import normalized
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.table import Table
 from vicinal.models.inputs import image_batches
 from vicinal.utils.errors import InputError
 
@@ -62,8 +61,7 @@ def test_turned_pictures_are_turned_back(paths, tmp_path):
 
 def test_broken_files(paths, monkeypatch):
     paths[3].write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"row 3: .*3\.png"):
-        together(paths)
+    refused(r"row 3: .*3\.png", together, paths)
     assert len(together(paths, on_error="skip")) == 4
     dataset = ImageDataset(Table(pd.DataFrame({"path": [str(path) for path in paths]})), TRANSFORM)
     opened = []
@@ -78,8 +76,7 @@ def test_broken_files(paths, monkeypatch):
     assert dataset.skipped == [3]
     truncated = paths[2].read_bytes()[:300]
     paths[2].write_bytes(truncated)
-    with pytest.raises(InputError, match="image 1: broken"):
-        together([Image.open(paths[0]), Image.open(paths[2])])
+    refused("image 1: broken", lambda: together([Image.open(paths[0]), Image.open(paths[2])]))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +93,7 @@ def test_broken_files(paths, monkeypatch):
     ],
 )
 def test_other_things_are_refused(source, message):
-    with pytest.raises(InputError, match=message):
-        image_batches(source, TRANSFORM)
+    refused(message, image_batches, source, TRANSFORM)
 
 
 def test_a_dataset_of_another_transform_is_refused(paths):
@@ -108,8 +104,7 @@ def test_a_dataset_of_another_transform_is_refused(paths):
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5])
 def test_invalid_batch(batch):
-    with pytest.raises(InputError, match="batch_size is"):
-        image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch)
+    refused("batch_size is", lambda: image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch))
 
 
 def test_pixels_are_normalized_after_a_model_was_traced_with_fake_ones():

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay
 
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 from vicinal.models import Embedder, train_biases_and_norms, train_last_blocks
 from vicinal.models.backbones import layer_depths
 from vicinal.utils.errors import InputError

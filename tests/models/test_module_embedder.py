@@ -14,7 +14,7 @@ from torch import nn
 from tests.conftest import output
 from vicinal import Embedder
 from vicinal.cli.main import main
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 from vicinal.models import add_lora
 from vicinal.utils.errors import InputError
 

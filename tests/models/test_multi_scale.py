@@ -1,8 +1,9 @@
-"""Multi-scale descriptors against one image at a time, scale by scale."""
+"""Multi-scale descriptors and models of whole images, against one image at a time, scale by scale."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from vicinal.data.batches.image_dataset import ImageDataset
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.data.table import Table
+from tests.refusals import refused
+from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.models import Embedder, embed_multi_scale
 from vicinal.models.multi_scale import SCALES
 from vicinal.utils.errors import InputError
@@ -21,9 +21,9 @@ from vicinal.utils.errors import InputError
 SIDES = [(80, 60), (33, 70), (64, 64), (40, 41)]
 
 
-def build(backbone: str = "test_resnet", **arguments) -> Embedder:
+def build(backbone: str = "test_resnet", longest: int | None = None, **arguments: Any) -> Embedder:
     torch.manual_seed(0)
-    transform = ImageTransform(size=32)
+    transform = ImageTransform(size=32, longest=longest)
     return Embedder(backbone, dim=8, pretrained=False, transform=transform, **arguments).eval()
 
 
@@ -102,8 +102,7 @@ def test_sources_do_not_matter(pictures, paths, max_size) -> None:
 
 def test_a_file_that_cannot_be_read_is_skipped_or_named(paths, tmp_path) -> None:
     model, lost = build(), tmp_path / "lost.png"
-    with pytest.raises(InputError, match=r"lost\.png: no such"):
-        embed_multi_scale(model, [*paths, lost], max_size=48, progress=False)
+    refused(r"lost\.png: no such", embed_multi_scale, model, [*paths, lost], max_size=48, progress=False)
     assert len(embed_multi_scale(model, [*paths, lost], max_size=48, progress=False, on_error="skip")) == len(paths)
 
 
@@ -126,8 +125,7 @@ def test_a_backbone_of_one_size_says_so(pictures) -> None:
         InputError, match=r"test_vit takes images of 32 pixels only; .* backbone_args=\{'dynamic_img_size'"
     ):
         embed_multi_scale(model, pictures)
-    with pytest.raises(InputError, match="test_vit takes images of 32 pixels only"):
-        embed_multi_scale(model, pictures, scales=[1.0], max_size=64)
+    refused("test_vit takes images of 32 pixels only", embed_multi_scale, model, pictures, scales=[1.0], max_size=64)
     assert embed_multi_scale(model, pictures, scales=[1], progress=False).shape == (4, 8)
 
 
@@ -142,9 +140,51 @@ def test_bad_input(pictures) -> None:
         ({"precision": "8"}, "precision is '8'"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
     ):
-        with pytest.raises(InputError, match=message):
-            embed_multi_scale(model, pictures, progress=False, **arguments)
+        refused(message, embed_multi_scale, model, pictures, progress=False, **arguments)
     for source in (torch.zeros(2, 3, 32, 32), [torch.zeros(3, 32, 32)]):
-        with pytest.raises(InputError, match="max_size is for images that are read and transformed"):
-            embed_multi_scale(model, source, max_size=64)
+        refused("max_size is for images that are read and transformed", embed_multi_scale, model, source, max_size=64)
         assert embed_multi_scale(model, source, progress=False).shape == (len(source), 8)
+
+
+PADDED = {"dynamic_img_size": True, "dynamic_img_pad": True}
+
+
+@pytest.mark.parametrize(("backbone", "more"), [("test_resnet", {}), ("test_vit", {"backbone_args": PADDED})])
+def test_whole_images_are_embedded_one_by_one(
+    backbone: str, more: dict[str, Any], pictures: list[Image.Image], tmp_path: Path
+) -> None:
+    model = build(backbone, 48, **more)
+    test, train = model.transform.test(), ImageTransform(longest=48, flip=0).train()
+    with torch.no_grad():
+        expected = torch.cat([model(test(picture)[None]) for picture in pictures])
+        assert torch.equal(torch.cat([model(train(picture)[None]) for picture in pictures]), expected)  # of pixels
+    for row, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{row}.png")
+    paths = [str(tmp_path / f"{row}.png") for row in range(4)]
+    dataset = ImageDataset(Table(pd.DataFrame({"path": paths})), model.transform)
+    for source in (pictures, paths, dataset):
+        found = model.embed(source, batch_size=3, progress=False)
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+    model.save_pretrained(tmp_path / "model")
+    assert "whole, at most 48 px" in (tmp_path / "model" / "README.md").read_text()
+    loaded = Embedder.from_pretrained(tmp_path / "model")
+    assert np.array_equal(loaded.embed(pictures, progress=False), model.embed(pictures, progress=False))
+
+
+def test_it_is_the_same_as_evaluating_whole_images(pictures: list[Image.Image]) -> None:
+    model, squares = build(longest=48), build()
+    expected = embed_multi_scale(squares, pictures, [1.0], max_size=48, progress=False)
+    np.testing.assert_allclose(model.embed(pictures, progress=False), expected, atol=1e-6)
+    np.testing.assert_allclose(embed_multi_scale(model, pictures, [1.0], progress=False), expected, atol=1e-6)
+    scales = [1.0, 2**-0.5, 200.0]  # of a square of 32 pixels the last one would be too large at once
+    with pytest.raises(InputError, match=r"scale 200\.0 would make images with sides of 9600.0 pixels"):
+        embed_multi_scale(model, pictures, scales, progress=False)
+    expected = embed_multi_scale(squares, pictures, scales[:2], max_size=40, progress=False)
+    found = embed_multi_scale(model, pictures, scales[:2], max_size=40, progress=False)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("backbone_args", [{"dynamic_img_size": False}, {"dynamic_img_size": True}])
+def test_backbones_of_some_sizes_only_are_refused(backbone_args: dict[str, bool]) -> None:
+    with pytest.raises(InputError, match=r"transform.longest: test_vit does not take images of any size; make it with"):
+        build("test_vit", 48, backbone_args=backbone_args)

@@ -32,18 +32,13 @@ def test_features_without_a_head_are_those_of_the_network_with_its_own_pooling(t
 @pytest.mark.parametrize(
     "alias", [name for name, each in INITIALIZATIONS.items() if each.network.startswith("ViT") and not each.url]
 )
-def test_a_name_of_ours_and_that_of_timm_are_one_embedding(alias, monkeypatch):
-    each = INITIALIZATIONS[alias]
-    small = SMALL
-    models = []
+def test_a_name_of_ours_and_that_of_timm_are_one_embedding(alias):
+    each, models = INITIALIZATIONS[alias], []
     for name in (alias, each.backbone):
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            models.append(
-                Embedder(
-                    name, None, default_pooling(name), "none", False, backbone_args=small, transform=each.transform
-                )
-            )
+            more = {"backbone_args": SMALL, "transform": each.transform}
+            models.append(Embedder(name, None, default_pooling(name), "none", False, **more))
     images = torch.rand(2, 3, each.size, each.size)
     with torch.no_grad():
         first, second = (model.eval()(images) for model in models)

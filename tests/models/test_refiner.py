@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.models.refiner_reference import PAPER, cross_attention, looked_at, neighborhoods, reference, trained
-from vicinal.models.refiner import ContextRefiner
+from vicinal.models import ContextRefiner
 from vicinal.utils.errors import InputError
 
 SHAPES = [(6, 1, 1, 3), (6, 2, 3, 4), (8, 3, 4, 5), (12, 2, 12, 1), (10, 4, 5, 8)]  # dim, depth, heads, neighbors
 VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {},
     "defaults": {"residual_gate": True},
     "random and gated": {**PAPER, "residual_gate": True, "null_similarity": 0.2, "temperature": 2.0},
     "similarity alone": {"learn_temperature": False, "null_similarity": None, "residual_gate": False},

@@ -5,7 +5,7 @@ import torch
 from tests.models import folders
 from tests.models.folders import change
 from tests.models.refiner_reference import PAPER
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.utils.errors import InputError
 

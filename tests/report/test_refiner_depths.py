@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from tests.analysis.refiners import embedded, moving
 from vicinal.analysis import metrics_by_depth
-from vicinal.report.plots import depth_curve, depth_curves
+from vicinal.report import depth_curve, depth_curves
 from vicinal.utils.errors import InputError
 
 

@@ -79,7 +79,7 @@ def test_invalid_input(pair: tuple[np.ndarray, np.ndarray]) -> None:
         ((old, new, "lasso"), "method is 'lasso'"),
         ((old, new, "ridge", 0), "alpha is 0"),
         ((old * np.nan, new), "vector 0 holds NaN"),
-        ((old * 1e300, new), "too large"),
+        ((old * 1e300, new * 1e300), "too large"),
     ):
         with pytest.raises(InputError, match=message), np.errstate(all="ignore"):
             LinearAdapter.fit(*arguments)

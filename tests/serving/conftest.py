@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from tests.serving.page_server import MeanColor, Watched, make_index, serve, watched_app
 from tests.serving.service import DIM, client_of, noise
 from vicinal import Embedder, Index, Table
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 
 
 @pytest.fixture(scope="session")

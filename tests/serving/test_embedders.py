@@ -11,10 +11,10 @@ from PIL import Image
 
 from tests.serving.service import noise, random_vectors
 from vicinal import Embedder
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.export.exported_embedder import ExportedEmbedder
+from vicinal.data import ImageTransform
+from vicinal.export import ExportedEmbedder
+from vicinal.models import embed_multi_scale
 from vicinal.models.head import shortened
-from vicinal.models.multi_scale import embed_multi_scale
 from vicinal.retrieval import PCAWhitening
 from vicinal.serving.decoding import Decoder, ImageTask
 from vicinal.serving.embedders import TorchEmbedder, as_image_embedder

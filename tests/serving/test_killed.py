@@ -1,4 +1,4 @@
-"""Services, `index add` and `index sync` that are killed at any moment (SIGKILL) lose nothing acknowledged."""
+"""Services, `index add` and `index sync` that are killed at any moment (SIGKILL) lose nothing, also under load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.serving_soak import soak
 from tests.conftest import ROOT
 from tests.serving.killed import PER_COMMAND
 from tests.serving.service import random_vectors, save_index
@@ -53,3 +54,8 @@ def test_nothing_acknowledged_is_lost(rounds: int, tmp_path: Path) -> None:
         assert len(ids) == PER_COMMAND
         found = index.search(vectors, 1).ids.ravel()
         assert sorted(found.tolist()) == ids.tolist()
+
+
+@pytest.mark.slow
+def test_nothing_leaks_is_lost_or_fails(tmp_path: Path) -> None:
+    assert soak(tmp_path, total=4_000, num_kills=2) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from vicinal.serving.embedders import TorchEmbedder
 from vicinal.workflows.local_features import store_local_features
 
 
-@pytest.fixture
-def place(tmp_path: Path, model: Embedder) -> Path:
-    """An index of pictures of noise that stores local features of a larger size than that of the model."""
+@pytest.fixture(scope="module")
+def place(model: Embedder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of pictures of noise that stores local features of a larger size than that of the model; read only."""
+    tmp_path = tmp_path_factory.mktemp("local")
     for number in range(12):
         (tmp_path / f"{number}.png").write_bytes(noise(number))
     table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(12)]}))
@@ -34,7 +36,7 @@ def place(tmp_path: Path, model: Embedder) -> Path:
     return tmp_path / "index"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def local(place: Path, model: Embedder) -> Iterator[TestClient]:
     with client_of(place, model) as client:
         yield client
@@ -72,33 +74,29 @@ def test_an_image_is_found_by_its_patches_as_in_python(local: TestClient, place:
     assert local.get("/info").json()["local"] == {"grid": [4, 4], "square": pytest.approx(64 / 73), "weight": 2}
 
 
-def test_added_items_have_local_features_and_deleted_ones_none(local: TestClient, place: Path) -> None:
-    added = local.post("/items", json={"image": encoded(noise(77))}).json()["ids"][0]
-    found = search(local, image=encoded(noise(77)), k=1)["matches"][0]
-    assert (found["id"], len(found["patches"])) == (added, 16)
-    by_vector = local.post("/items", json={"vector": vector_list(1)}).json()["ids"][0]  # which has no image
-    answer = local.post("/search", json={"rerank": "local", "id": by_vector})
-    assert (answer.status_code, answer.json()["detail"]) == (422, f"rerank: item {by_vector} has no local features")
-    assert search(local, id=5, k=14)["count"] == 14  # among items without local features too
-    local.request("DELETE", "/items", json={"ids": [added]})
-    with Index.load(place) as index:
-        assert sorted(index.local_codes(np.arange(14))) == list(range(12))
+def test_added_items_have_local_features_and_deleted_ones_none(place: Path, model: Embedder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(place, tmp_path / "index"))
+    with client_of(folder, model) as local:
+        added = local.post("/items", json={"image": encoded(noise(77))}).json()["ids"][0]
+        found = search(local, image=encoded(noise(77)), k=1)["matches"][0]
+        assert (found["id"], len(found["patches"])) == (added, 16)
+        by_vector = local.post("/items", json={"vector": vector_list(1)}).json()["ids"][0]  # which has no image
+        answer = local.post("/search", json={"rerank": "local", "id": by_vector})
+        assert (answer.status_code, answer.json()["detail"]) == (422, f"rerank: item {by_vector} has no local features")
+        assert search(local, id=5, k=14)["count"] == 14  # among items without local features too
+        local.request("DELETE", "/items", json={"ids": [added]})
+        with Index.load(folder) as index:
+            assert sorted(index.local_codes(np.arange(14))) == list(range(12))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            {"vector": vector_list(1)},
-            "rerank: local features are of an image; give image, url or id, no vector",
-        ),
+def test_queries_without_local_features(local: TestClient) -> None:
+    for body, message in (
+        ({"vector": vector_list(1)}, "rerank: local features are of an image; give image, url or id, no vector"),
         ({"id": 99}, "no item 99; it was never added or is deleted"),
-    ],
-)
-def test_queries_without_local_features(local: TestClient, body: dict, message: str) -> None:
-    answer = local.post("/search", json={"rerank": "local", **body})
-    assert answer.status_code in (404, 422)
-    assert answer.json()["detail"] == message
+    ):
+        answer = local.post("/search", json={"rerank": "local", **body})
+        assert answer.status_code in (404, 422)
+        assert answer.json()["detail"] == message
 
 
 def test_an_index_or_a_service_without_local_features(place: Path, tmp_path: Path) -> None:

@@ -12,18 +12,9 @@ from PIL import Image
 from tests.report.page.browser import Browser
 from tests.report.page.conftest import tab  # noqa: F401
 from tests.report.page.test_browser import CONTRAST, FOCUSED, REFUSED
+from tests.serving import page_server
 from tests.serving.gestures import drop, paste, pick, touch, wait_for
-from tests.serving.page_server import (
-    COLORS,
-    MARKUP,
-    MeanColor,
-    Watched,
-    draw,
-    make_index,
-    sent_image,
-    serve,
-    watched_app,
-)
+from tests.serving.page_server import COLORS, MARKUP, MeanColor, Watched, draw, make_index
 
 LABELS = "[...document.querySelectorAll('#matches .name')].map((each) => each.textContent)"
 IDS = "[...document.querySelectorAll('#matches .cell')].map((each) => each.dataset.id)"
@@ -37,18 +28,8 @@ SCROLLED = """(() => {
   return top >= 0 && top < innerHeight / 2;
 })()"""
 REGION = "['left', 'top', 'width', 'height'].map((each) => document.getElementById(`region-${each}`).valueAsNumber)"
-CONTROLS = {
-    "button",
-    "textbox",
-    "spinbutton",
-    "combobox",
-    "checkbox",
-    "dialog",
-    "application",
-    "list",
-    "region",
-    "search",
-}
+CONTROLS = {"button", "textbox", "spinbutton", "combobox", "checkbox", "dialog", "application", "list", "region"}
+CONTROLS.add("search")
 SIZES = {"desktop": (1280, 900, False), "phone": (360, 740, True)}
 
 
@@ -111,7 +92,7 @@ def test_a_picture_finds_its_neighbors(page: Browser, app: Watched, folder: Path
     assert page.ask(LABELS)[:6] == ["green"] * 6
     assert page.ask(text("status")) == "12 neighbors found."
     assert page.ask(text("decision")).startswith("Match: green, probability ")
-    assert sent_image(app.searches()[-1]).size == (120, 80)
+    assert page_server.sent_image(app.searches()[-1]).size == (120, 80)
     assert page.errors == []
     hosts = {re.sub("^blob:", "", address).split("/")[2] for address in page.requests}
     assert hosts == {page.ask("location.host")}
@@ -129,7 +110,7 @@ def test_large_photos_are_shrunk_upright(page: Browser, app: Watched, folder: Pa
     exif = Image.Exif()
     exif[0x0112] = 6  # the left side of the file is the top of the photograph
     give(page, draw(folder / "large.jpg", "red", "blue", size=(3000, 2000), exif=exif))
-    sent = sent_image(app.searches()[-1])
+    sent = page_server.sent_image(app.searches()[-1])
     assert sent.size == (1067, 1600)
     assert sent.getexif().get(0x0112, 1) == 1
     for place, color in {(500, 100): "red", (500, 1500): "blue"}.items():
@@ -179,11 +160,15 @@ def test_a_region_is_chosen_by_keys(page: Browser, app: Watched, halves: Path) -
     assert page.ask(FOCUSED) == "crop-start"
 
 
-def test_a_region_is_chosen_by_a_finger_and_in_pixels(
+def test_a_phone_takes_photographs_and_a_finger_chooses_a_region(
     tab: Browser, service: tuple[str, Watched], app: Watched, halves: Path  # noqa: F811
 ) -> None:  # fmt: skip
     page = open_page(tab, service[0], "phone")
-    give(page, halves)
+    assert page.ask("document.getElementById('camera').getAttribute('capture')") == "environment"
+    pick(page, halves, "#photograph")
+    wait_for(page, LOADED)
+    assert page.ask(SCROLLED)
+    assert not page.ask("document.getElementById('options-fold').open")
     left, top, width, height = page.place("#picture")
     corners = [(left + 0.1 * width, top + 0.1 * height), (left + 0.4 * width, top + 0.9 * height)]
     touch(page, *corners)
@@ -291,7 +276,7 @@ def test_a_wrong_condition_is_explained(page: Browser, app: Watched, halves: Pat
 
 
 def test_a_token_is_asked_for_and_kept_in_the_tab(tab: Browser, tmp_path: Path, halves: Path) -> None:  # noqa: F811
-    with serve(watched_app(make_index(tmp_path), MeanColor(), token="kiwi" * 4)) as address:
+    with page_server.serve(page_server.watched_app(make_index(tmp_path), MeanColor(), token="kiwi" * 4)) as address:
         page = open_page(tab, address)
         wait_for(page, shown("#token"))
         assert page.ask(FOCUSED) == "token-value"
@@ -369,17 +354,6 @@ def test_everything_fits_and_can_be_read(
     assert page.errors == []
 
 
-def test_a_phone_takes_photographs(
-    tab: Browser, service: tuple[str, Watched], app: Watched, halves: Path  # noqa: F811
-) -> None:  # fmt: skip
-    page = open_page(tab, service[0], "phone")
-    assert page.ask("document.getElementById('camera').getAttribute('capture')") == "environment"
-    pick(page, halves, "#photograph")
-    wait_for(page, LOADED)
-    assert page.ask(SCROLLED)
-    assert not page.ask("document.getElementById('options-fold').open")
-
-
 def test_a_screen_reader_finds_names_and_landmarks(page: Browser, halves: Path) -> None:
     give(page, halves)
     page.click("#crop-start")
@@ -412,7 +386,7 @@ def test_keys_alone_go_everywhere(page: Browser, halves: Path) -> None:
 
 
 def test_without_a_model_the_index_is_searched_by_its_images(tab: Browser, tmp_path: Path) -> None:  # noqa: F811
-    with serve(watched_app(make_index(tmp_path, has_calibration=False))) as address:
+    with page_server.serve(page_server.watched_app(make_index(tmp_path, has_calibration=False))) as address:
         page = open_page(tab, address + "/#item-0")
         wait_for(page, LOADED)
         assert page.ask("document.getElementById('pick').disabled")

@@ -14,7 +14,7 @@ import torch
 from tests.conftest import draw_photos
 from tests.serving.service import client_of, noise, wait_for
 from vicinal import Index, Table
-from vicinal.data.images.transforms import ImageTransform
+from vicinal.data import ImageTransform
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import LocalEncoder
 from vicinal.workflows import EmbeddingReader, roll_back, upgrade_index

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vicinal.losses import ContrastiveLoss, HistogramLoss, MultiSimilarityLoss, NTXentLoss, TripletLoss
-from vicinal.similarity.embeddings import _compiled, normalize
-from vicinal.similarity.pair_source import PairSource
-from vicinal.similarity.rows import Rows
+from vicinal.similarity import PairSource, Rows, normalize
+from vicinal.similarity.embeddings import _compiled
 from vicinal.utils.errors import InputError
 
 # normalize ------------------------------------------------------------------------------------------------------------
@@ -141,17 +140,12 @@ def test_labels_relations_and_masks_say_the_same_pairs(data: st.DataObject) -> N
 
 
 def test_a_batch_is_compared_with_itself() -> None:
-    source = PairSource.from_batch(X, LABELS)
-    assert source.references is source.anchors
+    for source in (PairSource.from_distributed_batch(X, LABELS), PairSource.from_batch(X, LABELS)):
+        assert source.references is source.anchors
+        assert not source.is_distributed
     assert (len(source), source.dim, source.offset) == (6, 4, 0)
     assert pairs_of(source) == pairs_by_hand(LABELS, LABELS, 0)
     torch.testing.assert_close(source.anchors.norm(dim=1), torch.ones(6, dtype=torch.float64))
-
-
-def test_one_process_holds_the_whole_batch() -> None:
-    source = PairSource.from_distributed_batch(X, LABELS)
-    assert source.references is source.anchors
-    assert not source.is_distributed
 
 
 @pytest.mark.parametrize(
@@ -174,12 +168,6 @@ def test_columns_of_classes_are_known_only_where_labels_say_the_pairs() -> None:
     assert PairSource.from_batch(X, positive=MASK).class_columns is None
     assert PairSource.from_batch(X, LABELS, positive=MASK).class_columns is None
     assert PairSource.from_batch(X, LABELS, relation=lambda a, b: a[:, None] == b).class_columns is None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_compared_in_float32(dtype: torch.dtype) -> None:
-    source = PairSource.from_batch(X.to(dtype), LABELS, X.float(), LABELS)
-    assert (source.anchors.dtype, source.references.dtype) == (torch.float32, torch.float32)
 
 
 SAME = {"relation": lambda a, b: a[:, None] == b}
@@ -262,12 +250,6 @@ def test_bad_input_is_one_line(arguments: tuple, named: dict, message: str) -> N
 def test_a_relation_that_returns_no_mask_is_named(relation: Callable, got: str) -> None:
     with pytest.raises(InputError, match=rf"relation must (return bool \[6, 6\], not|be) {got}"):
         ContrastiveLoss()(X, LABELS, relation=relation)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64])
-def test_labels_are_integers_of_any_kind(dtype: torch.dtype) -> None:
-    labels = LABELS.clamp_max(1)
-    assert pairs_of(PairSource.from_batch(X, labels.to(dtype))) == pairs_of(PairSource.from_batch(X, labels))
 
 
 # Several labels an image, and masks, in losses ----------------------------------------------------------------------

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
+from tests.training.interruption import interrupt_in_step
 from vicinal.training import Recipe, Trainer
+from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
+from vicinal.utils.errors import InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 
 
 def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
     recipe = Recipe.load(overrides=[*settings, *more])
     return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
+
+
+def interrupted(settings: list[str], out: Path, step: int, number: signal.Signals = signal.SIGINT) -> RunFolder:
+    """A run that a signal has stopped in a step, counted from 1."""
+    one = trainer(settings, out)
+    interrupt_in_step(one, step, number)
+    with pytest.raises(InterruptedRunError, match=rf"stopped after step {step} and saved .*: vicinal train --out"):
+        one.fit()
+    assert load_checkpoint(one.run.last)["progress"]["step"] == step
+    return one.run
+
+
+def assert_same_run(run: RunFolder, straight: RunFolder) -> None:
+    """Two finished runs have the same weights, state, class centers, metrics and log, bit for bit."""
+    assert weights(run) == weights(straight)
+    states = [load_checkpoint(each.last)["module"] for each in (run, straight)]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items() if isinstance(value, Tensor))
+    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+    logs = [pd.read_csv(each.log).drop(columns="images/s") for each in (run, straight)]
+    assert logs[0].equals(logs[1])
+    if straight.centers.exists():
+        assert run.centers.read_bytes() == straight.centers.read_bytes()
 
 
 def weights(run: RunFolder) -> bytes:

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from tests.pretend_device import module_on_device, pretend_device
-from tests.training.interruption import interrupt_in_step
-from tests.training.runs import trainer
+from tests.training.runs import interrupted, weights
 from tests.training.test_on_device import LABELS, MODULES, co_teaching, gradients, plain, prism, step
 from vicinal.data import ImageTransform
 from vicinal.data.images.augmentation import AugmentationSampler, augment
-from vicinal.training import Recipe, resume
-from vicinal.training.checkpoint import load_checkpoint
-from vicinal.utils.errors import InterruptedRunError
+from vicinal.training import Recipe, resume, train
 
 TRANSFORM = ImageTransform(size=32, color_jitter=0.4)
 EXACT = (
@@ -76,16 +73,10 @@ def test_on_a_device_nothing_more_waits_and_launches_are_few(name: str, more: in
 @pytest.mark.parametrize("where", ["device", pytest.param("workers", marks=pytest.mark.slow)])
 def test_a_run_is_that_of_workers_wherever_it_is_resumed(small: list[str], tmp_path: Path, where: str) -> None:
     """Also where it began on the device and goes on in workers, as on another machine."""
-    settings = [*small, *EXACT, "--data.num_workers=0"]
-    straight, begun = (
-        trainer([*settings, f"--data.augmentation={each}"], tmp_path / each) for each in ("workers", "device")
-    )
-    straight.fit()
-    interrupt_in_step(begun, 2)
-    with pytest.raises(InterruptedRunError):
-        begun.fit()
-    again = Recipe.load(overrides=[*settings, "--data.num_workers=1", f"--data.augmentation={where}"])
-    resumed = resume(begun.run.path, again)
+    settings = [*small, *EXACT]
+    straight = train(Recipe.load(overrides=[*settings, "--data.augmentation=workers"]), tmp_path / "workers")
+    begun = interrupted([*settings, "--data.augmentation=device"], tmp_path / "device", 2)
+    more = [f"--data.num_workers={int(where == 'workers')}", f"--data.augmentation={where}"]
+    resumed = resume(begun.path, Recipe.load(overrides=[*settings, *more]))
     assert f"augmentation: {where}\n" in resumed.recipe.read_text()
-    expected, found = (load_checkpoint(run.last)["module"] for run in (straight.run, resumed))
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert weights(resumed) == weights(straight)

@@ -22,7 +22,7 @@ from vicinal.training.class_centers import (
     set_centers_to_class_means,
 )
 from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 
@@ -48,9 +48,7 @@ def test_class_means_are_the_directions_of_the_means() -> None:
     torch.testing.assert_close(loss.centers.detach(), torch.tensor([[half, half, 0.0], [0.0, 0.0, 1.0]]))
 
 
-def test_known_classes_keep_their_centers_and_new_ones_get_new(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_classes_keep_their_centers_and_new_ones_get_new(tmp_path: Path, capsys) -> None:
     old, new = CenterLoss(3, 4) + SoftTripleLoss(3, 4, 2), CenterLoss(4, 4) + SoftTripleLoss(4, 4, 2)
     for parameter in old.parameters():
         torch.nn.init.normal_(parameter)
@@ -79,11 +77,9 @@ def test_centers_of_another_kind_are_refused(tmp_path: Path) -> None:
         copy_centers_from_run(NormSoftmaxLoss(3, 4), tmp_path, ["a", "b", "c"])
 
 
-def test_a_run_writes_its_centers_and_the_next_takes_them_over(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_writes_its_centers_and_the_next_takes_them_over(small: list[str], tmp_path: Path, capsys) -> None:
     settings = [*small, "--loss=CenterContrastiveLoss"]
-    first = train(Recipe.load(overrides=[*settings, "--centers=class_means"]), tmp_path / "first")
+    first = train(Recipe.load(overrides=[*settings, "--centers=class_means", "--epochs=1"]), tmp_path / "first")
     saved = read_centers(first.centers)
     table = Table.from_parquet(first.table).subset("train")
     assert saved.classes == [str(name) for name in table.classes]
@@ -100,37 +96,6 @@ def test_a_run_writes_its_centers_and_the_next_takes_them_over(
     shutil.rmtree(first.path)
     before = weights(run)
     assert weights(resume(run.path)) == before
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        [],
-        ["--sample_selection.method=prism"],
-        pytest.param(["--sample_selection.method=co-teaching"], marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_with_centers_goes_on_where_it_stopped(
-    small: list[str], tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*small, *more, "--loss=CenterContrastiveLoss", "--data.noise.random_labels=0.2"]
-    whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
-    one = trainer(settings, tmp_path / "stopped")
-    monkeypatch.setattr(one, "_stop_if_requested", _stop_after(one, 2))
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    stopped = resume(tmp_path / "stopped")
-    assert weights(whole) == weights(stopped)
-    assert whole.centers.read_bytes() == stopped.centers.read_bytes()
-
-
-def _stop_after(one, steps: int):
-    def stop() -> None:
-        if one.progress.step == steps:
-            one.save()
-            raise InterruptedRunError("stopped")
-
-    return stop
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ SGD = ["--optimizer.name=sgd", "--optimizer.lr=1", "--schedule.name=constant", "
 def test_channels_last_changes_neither_gradients_nor_embeddings(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str
 ) -> None:
-    settings = [*small, *SGD, *NETWORKS[network], "--data.num_workers=0", "--transform.scale=[0.2, 1.0]"]
+    settings = [*small, *SGD, *NETWORKS[network], "--transform.scale=[0.2, 1.0]"]
     fast = trainer(settings, tmp_path / "fast")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "channels_last", torch.contiguous_format)
@@ -48,7 +48,7 @@ def test_channels_last_changes_neither_gradients_nor_embeddings(
 
 def test_convolutions_get_and_keep_channels_last(small: list[str], tmp_path: Path) -> None:
     """Also after a step, and after a model was saved and loaded."""
-    one = trainer([*small, *SGD, "--data.num_workers=0"], tmp_path / "run")
+    one = trainer([*small, *SGD], tmp_path / "run")
     gradients(one)
     one.embedder.save_pretrained(tmp_path / "model")
     for model in (one.embedder, Embedder.from_pretrained(tmp_path / "model")):
@@ -90,10 +90,10 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, bool]]:
         ["--sample_selection.method=co-teaching"],
     ],
 )
-def test_copies_of_a_step_do_not_wait(
+def test_copies_do_not_wait(
     small: list[str], tmp_path: Path, moved: list[tuple[Tensor, bool]], more: list[str]
 ) -> None:
-    one = trainer([*small, "--data.num_workers=0"], tmp_path / "run", *more)
+    one = trainer([*small], tmp_path / "run", *more)
     one.start()
     with one.watching():
         one._on_epoch_start()
@@ -127,7 +127,7 @@ def test_images_for_a_gpu_are_read_into_pinned_memory(
 
     for module in (training_data, image_dataset):
         monkeypatch.setattr(module, "DataLoader", loader)
-    one = trainer([*small, "--data.num_workers=0"], tmp_path / "run")
+    one = trainer([*small], tmp_path / "run")
     one.engine.fabric = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]
     list(Trainer._load_batches(one, [], 0))
     weight = SimpleNamespace(device=torch.device(device), dtype=torch.float32)

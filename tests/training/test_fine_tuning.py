@@ -29,7 +29,7 @@ FROZEN = {
 
 @pytest.fixture
 def vit(small: list[str]) -> list[str]:
-    return [*small, "--data.num_workers=0", "--epochs=2", "--steps_per_epoch=2"]
+    return [*small, "--epochs=2", "--steps_per_epoch=2"]
 
 
 def gradients(one: Trainer) -> list[Tensor]:
@@ -224,34 +224,9 @@ def test_learning_rates_decay_by_layer(vit: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["--fine_tuning.rank=4"], r"fine_tuning.rank = 4 must be left out unless fine_tuning.method is lora"),
-        (["--fine_tuning.blocks=2"], r"fine_tuning.blocks = 2 must be left out unless fine_tuning.method is last_bl"),
-        (["--ema_decay=1"], r"ema_decay = 1.0 must be above 0 and below 1, or null"),
-        (["--optimizer.layer_decay=0"], r"optimizer.layer_decay = 0.0 must be above 0 and at most 1"),
-        (
-            ["--features=frozen", "--fine_tuning.method=lora"],
-            r"fine_tuning = .* must be left out unless features is tr",
-        ),
-        (["--features=frozen", "--optimizer.layer_decay=0.5"], r"optimizer.layer_decay = 0.5 must be left out unless"),
-    ],
-)
-def test_impossible_settings_are_refused(small: list[str], settings: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Recipe.load(overrides=[*small, *settings])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            [*LORA, "--fine_tuning.targets=[atn.qkv]"],
-            r"fine_tuning: LoRA: targets: test_vit has no layer 'atn.qkv'; nea",
-        ),
+        ([*LORA, "--fine_tuning.targets=[atn.qkv]"], r"fine_tuning: LoRA: targets: test_vit has no layer 'atn.qkv';"),
         (["--fine_tuning.method=last_blocks", "--fine_tuning.blocks=5"], r"fine_tuning: blocks is 5; .* from 1 to 4"),
-        (
-            ["--gradient_checkpointing=true"],
-            r"gradient_checkpointing = true passes .* set model.freeze_batch_norm to s",
-        ),
+        (["--gradient_checkpointing=true"], r"gradient_checkpointing = true passes .* set model.freeze_batch_norm to"),
         (["--model.backbone=googlenet", "--optimizer.layer_decay=0.5"], r"optimizer.layer_decay = 0.5: googlenet does"),
         (
             ["--model.backbone=googlenet", "--model.freeze_batch_norm=all", "--gradient_checkpointing=true"],
@@ -259,9 +234,7 @@ def test_impossible_settings_are_refused(small: list[str], settings: list[str], 
         ),
     ],
 )
-def test_backbones_that_do_not_allow_it_are_refused(
-    small: list[str], tmp_path: Path, settings: list[str], message: str
-) -> None:
+def test_backbones_that_do_not_allow_it(small: list[str], tmp_path: Path, settings: list[str], message: str) -> None:
     if "lora" in " ".join(settings):
         pytest.importorskip("peft")
     with pytest.raises(InputError, match=message):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 @pytest.fixture
 def settings(small: list[str], squares: Path, tmp_path: Path) -> list[str]:
     splits = "--data.fractions={train: 0.5, val: 0.25, test: 0.25}"
-    more = [f"--data.source={squares}", "--data.cache=false", "--data.num_workers=0", splits]
+    more = [f"--data.source={squares}", "--data.cache=false", splits]
     return [*small, *more, "--features=frozen", f"--feature_cache={tmp_path / 'cache'}"]
 
 
@@ -84,9 +85,7 @@ def tensors(run: RunFolder) -> dict[str, Tensor]:
     ],
     ids=lambda more: more[0],
 )
-def test_it_is_the_same_as_training_with_a_frozen_backbone(
-    settings: list[str], tmp_path: Path, more: list[str]
-) -> None:
+def test_it_is_as_training_with_a_frozen_backbone(settings: list[str], tmp_path: Path, more: list[str]) -> None:
     frozen = run_of([*settings, *PLAIN, *more], tmp_path / "frozen")
     trained = ["--features=trained", "--feature_cache=null", "--freeze_backbone_epochs=2"]
     whole = run_of([*settings, *PLAIN, *more, *trained], tmp_path / "whole")
@@ -119,9 +118,7 @@ def test_co_teaching_trains_two_heads(settings: list[str], tmp_path: Path) -> No
     assert not torch.equal(state["embedder.head.1.weight"], state["peer.head.1.weight"])
 
 
-def test_images_are_read_once_for_all_runs(
-    settings: list[str], tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_read_once_for_all_runs(settings: list[str], tmp_path: Path, passes: list[int], monkeypatch) -> None:
     run_of(settings, tmp_path / "1")
     assert sum(passes) == 36  # train and val, not test
     monkeypatch.setattr(ImageDataset, "load", lambda *_: pytest.fail("an image is read"))
@@ -168,67 +165,86 @@ def test_features_depend_on_model_transform_and_images(squares: Path, tmp_path: 
     assert sum(passes) == 48 * len(keys)
 
 
-def test_an_interrupted_pass_continues(
-    squares: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def model() -> Embedder:
+    return Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
+
+
+@pytest.fixture
+def table(squares: Path) -> Table:
+    return load_table(str(squares))
+
+
+@pytest.fixture
+def broken_off(
+    model: Embedder, table: Table, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, int], Path]:
+    """The folder of a cache whose pass ended with an error in a batch of this number."""
+
+    def begin(number: int, batch_size: int) -> Path:
+        counted = Embedder.pooled_features
+        with monkeypatch.context() as patch:
+            patch.setattr(Embedder, "pooled_features", lambda *args: [counted(*args), 1 / (len(passes) < number)][0])
+            with pytest.raises(ZeroDivisionError):
+                cached_features(model, table, tmp_path / "cache", batch_size=batch_size)
+        del passes[:]
+        return tmp_path / "cache"
+
+    return begin
+
+
+def test_an_interrupted_pass_continues_also_with_another_batch_size(
+    model: Embedder, table: Table, tmp_path: Path, passes: list[int], broken_off: Callable[[int, int], Path]
 ) -> None:
-    model, table = (
-        Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16)),
-        load_table(str(squares)),
-    )
     whole = cached_features(model, table, tmp_path / "whole", batch_size=10).vectors
     del passes[:]
-    counted = Embedder.pooled_features
-    monkeypatch.setattr(Embedder, "pooled_features", lambda *given: [counted(*given), 1 / (len(passes) < 3)][0])
-    with pytest.raises(ZeroDivisionError):
-        cached_features(model, table, tmp_path / "cache", batch_size=10)
-    (partial,) = (tmp_path / "cache").rglob(PARTIAL)
+    cache = broken_off(3, 10)
+    (partial,) = cache.rglob(PARTIAL)
     with partial.open("ab") as file:
         file.write(bytes(1_000))  # two rows of the next batch, and a part of a third
-    monkeypatch.setattr(Embedder, "pooled_features", counted)
-    features = cached_features(model, table, tmp_path / "cache", batch_size=10)
-    assert passes == [10, 10, 10, 10, 10, 8]  # two batches were kept, the third was lost
+    features = cached_features(model, table, cache, batch_size=10)
+    assert passes == [10, 10, 8]  # two batches were kept, the third was lost
     np.testing.assert_array_equal(features.vectors, whole)
     assert isinstance(features.vectors, np.memmap)
     assert not partial.exists()
+    shutil.rmtree(cache)
+    del passes[:]
+    cached_features(model, table, broken_off(4, 8), batch_size=16)
+    assert passes == [16, 16]  # of three batches of eight images, two are a whole one
+
+
+def test_a_replaced_partial_file_is_begun_anew(
+    model: Embedder, table: Table, broken_off: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    (partial,) = broken_off(3, 10).rglob(PARTIAL)
+    partial.write_bytes(np.random.default_rng(0).bytes(50_000))
+    found, whole = (cached_features(model, table, tmp_path / name).vectors for name in ("cache", "whole"))
+    np.testing.assert_array_equal(found, whole)
 
 
 @pytest.mark.parametrize("damaged", [PARTIAL, CHECKSUMS])
-@pytest.mark.parametrize("where", [0.05, 0.5, 0.95])
 def test_a_flipped_bit_in_a_partial_file_is_noticed(
-    damaged: str, where: float, squares: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
+    damaged: str,
+    model: Embedder,
+    table: Table,
+    tmp_path: Path,
+    passes: list[int],
+    broken_off: Callable[[int, int], Path],
 ) -> None:
-    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
-    table = load_table(str(squares))
     whole = cached_features(model, table, tmp_path / "whole", batch_size=10).vectors
-    counted = Embedder.pooled_features
     del passes[:]
-    monkeypatch.setattr(Embedder, "pooled_features", lambda *given: [counted(*given), 1 / (len(passes) < 5)][0])
-    with pytest.raises(ZeroDivisionError):
-        cached_features(model, table, tmp_path / "cache", batch_size=10)
-    (path,) = (tmp_path / "cache").rglob(damaged)
+    (path,) = broken_off(5, 10).rglob(damaged)
     content = path.read_bytes()
-    path.write_bytes(flipped(content, int(where * len(content))))
-    del passes[:]
-    monkeypatch.setattr(Embedder, "pooled_features", counted)
-    features = cached_features(model, table, tmp_path / "cache", batch_size=10)
-    np.testing.assert_array_equal(features.vectors, whole)
-    assert passes[0] == 10
-    assert sum(passes) > 8  # the four batches before the last one were there
-
-
-def test_a_partial_file_is_continued_with_another_batch_size(
-    squares: Path, tmp_path: Path, passes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
-    table = load_table(str(squares))
-    counted = Embedder.pooled_features
-    monkeypatch.setattr(Embedder, "pooled_features", lambda *given: [counted(*given), 1 / (len(passes) < 4)][0])
-    with pytest.raises(ZeroDivisionError):
-        cached_features(model, table, tmp_path / "cache", batch_size=8)
-    del passes[:]
-    monkeypatch.setattr(Embedder, "pooled_features", counted)
-    cached_features(model, table, tmp_path / "cache", batch_size=16)
-    assert passes == [16, 16]  # of three batches of eight images, two are a whole one
+    begun = shutil.copytree(tmp_path / "cache", tmp_path / "begun")
+    for where in (0.05, 0.5, 0.95):
+        shutil.rmtree(tmp_path / "cache")
+        shutil.copytree(begun, tmp_path / "cache")
+        path.write_bytes(flipped(content, int(where * len(content))))
+        del passes[:]
+        features = cached_features(model, table, tmp_path / "cache", batch_size=10)
+        np.testing.assert_array_equal(features.vectors, whole)
+        assert passes[0] == 10
+        assert sum(passes) > 8  # the four batches before the last one were there
 
 
 def test_a_resumed_run_refuses_features_of_another_model(settings: list[str], tmp_path: Path) -> None:
@@ -245,9 +261,7 @@ def test_a_resumed_run_refuses_features_of_another_model(settings: list[str], tm
         resume(run.path)
 
 
-def test_unreadable_images_are_looked_for_once(
-    settings: list[str], squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_images_are_looked_for_once(settings: list[str], squares: Path, tmp_path: Path, monkeypatch) -> None:
     source = shutil.copytree(squares, tmp_path / "squares")
     settings = [*settings, f"--data.source={source}"]
     for path in source.glob("*/3.png"):
@@ -292,24 +306,13 @@ BAD = {
 
 @pytest.mark.parametrize("flag", BAD)
 def test_settings_that_frozen_features_contradict(settings: list[str], tmp_path: Path, flag: str) -> None:
-    with pytest.raises(InputError, match=BAD[flag]) as error:
+    with pytest.raises(InputError, match=BAD[flag]):
         run_of([*settings, flag], tmp_path / "run")
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_needs_frozen_features(small: list[str]) -> None:
-    with pytest.raises(InputError, match="feature_cache = x must be left out unless features is frozen"):
-        Recipe.load(overrides=[*small, "--feature_cache=x"])
-
-
-def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, table = (
-        Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16)),
-        load_table(str(squares)),
-    )
-
+def test_caches_that_cannot_be_used(model: Embedder, table: Table, tmp_path: Path, monkeypatch) -> None:
     def read(folder: str = "cache", **options: Any) -> str:
         with pytest.raises(InputError) as error:
             cached_features(model, table, tmp_path / folder, **options)
@@ -344,13 +347,3 @@ def test_caches_that_cannot_be_used(squares: Path, tmp_path: Path, monkeypatch: 
     with torch.no_grad():
         next(model.backbone.parameters()).fill_(float("nan"))
     assert "0.png are not finite" in read()
-
-
-def test_a_replaced_partial_file_is_begun_anew(squares: Path, tmp_path: Path) -> None:
-    model = Embedder("test_resnet", 4, pretrained=False, transform=ImageTransform(size=16))
-    table, noise = load_table(str(squares)), np.random.default_rng(0).bytes(50_000)
-    expected = cached_features(model, table, tmp_path / "cache").vectors.copy()
-    (cache,) = (tmp_path / "cache").iterdir()
-    (cache / FEATURES).unlink()
-    (cache / PARTIAL).write_bytes(noise)
-    np.testing.assert_array_equal(cached_features(model, table, tmp_path / "cache").vectors, expected)

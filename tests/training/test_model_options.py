@@ -45,6 +45,7 @@ def test_the_exponent_of_gem_learns_at_its_own_rate_without_weight_decay(small: 
         "--model.learned_p=true",
         "--optimizer.lr_factors.pooling=10",
         "--optimizer.weight_decay=0.5",
+        "--epochs=1",
     ]
     more.append("--transform.size=64")  # smaller ones have maps of one pixel, where the exponent does nothing
     one = trainer(small, tmp_path / "run", *more)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.interruption import interrupt_in_step
-from tests.training.runs import trainer
+from tests.training.runs import interrupted
 from vicinal.training import Recipe, resume
 from vicinal.training.recipes import recipe
 from vicinal.training.recipes.recipe import RefinerRecipe
-from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.errors import InputError
 
 
 @pytest.fixture
@@ -36,17 +35,12 @@ def test_auto_is_32_without_such_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision() == precision("--precision=auto") == "32"
 
 
-def test_a_resumed_run_keeps_the_precision_it_began_with(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*(each for each in small if not each.startswith("--accelerator")), "--transform.size=32"]
+def test_a_resumed_run_keeps_the_precision_it_began_with(small: list[str], tmp_path: Path, monkeypatch) -> None:
+    settings = [*(each for each in small if not each.startswith("--accelerator")), "--transform.size=32", "--epochs=1"]
     with monkeypatch.context() as patch:
         patch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
-        one = trainer(settings, tmp_path / "run")
-        interrupt_in_step(one, 1)
-        with pytest.raises(InterruptedRunError):
-            one.fit()
+        begun = interrupted(settings, tmp_path / "run", 1)
     with pytest.raises(InputError, match=r"precision = 32 differs from the run's own bf16-mixed"):
-        resume(one.run.path, Recipe.load(overrides=[*settings, "--precision=32"]))
-    run = resume(one.run.path, Recipe.load(overrides=settings))
+        resume(begun.path, Recipe.load(overrides=[*settings, "--precision=32"]))
+    run = resume(begun.path, Recipe.load(overrides=settings))
     assert Recipe.load(run.recipe).settings.precision == "bf16-mixed"

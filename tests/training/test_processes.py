@@ -61,9 +61,7 @@ def test_two_processes_train_as_one(small: list[str], tmp_path: Path, micro_batc
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_hierarchical_batches_and_the_noise_of_one(
-    small: list[str], photos: Path, tmp_path: Path
-) -> None:
+def test_two_processes_have_the_batches_and_the_noise_of_one(small: list[str], photos: Path, tmp_path: Path) -> None:
     frame = load_table(photos).frame
     coarse = [f"kind {int(label[-1]) % 2}" for label in frame["label"]]
     Table(frame.assign(coarse=coarse, split="train")).save(tmp_path / "kinds.csv")
@@ -82,12 +80,7 @@ def test_two_processes_have_the_hierarchical_batches_and_the_noise_of_one(
 def test_a_process_in_trouble_says_why(small: list[str], photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "class0" / "0.png").write_bytes(b"broken")
-    more = [
-        f"--data.source={tmp_path / 'photos'}",
-        "--data.cache=false",
-        "--data.num_workers=0",
-        "--data.fractions={train: 1.0}",
-    ]
+    more = [f"--data.source={tmp_path / 'photos'}", "--data.cache=false", "--data.fractions={train: 1.0}"]
     result = train_with_two_processes([*small, *more], tmp_path / "run")
     assert result.returncode != 0
     assert "class0/0.png" in result.stderr

@@ -36,9 +36,7 @@ def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_sai
     assert [line.partition(", ")[0] for line in lines] == expected
 
 
-def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_before(monkeypatch, capsys) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress = Progress()

@@ -70,9 +70,7 @@ def test_it_is_better_on_classes_it_never_saw_and_says_so(run: RunFolder) -> Non
     assert refined == pytest.approx({name: refiner.metrics[f"val {name}"] for name in refined}, rel=1e-6)
 
 
-def test_a_refiner_that_does_not_help_is_not_written(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refiner_that_does_not_help_is_not_written(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     script_validation(monkeypatch, [0.5, 0.4, 0.45, 0.5])
     one = trainer(tiny, tmp_path / "run", "--loss=ProxyAnchorLoss")
     message = (
@@ -142,9 +140,7 @@ def test_label_smoothing_of_a_softmax_is_its_own_in_expectation(monkeypatch: pyt
     assert max(values) > min(values) + 0.01
 
 
-def test_the_last_weights_are_kept_whatever_they_bring(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_weights_are_kept_whatever_they_bring(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     script_validation(monkeypatch, [0.9, 0.5, 0.4, 0.3, 0.2])
     one = trainer(tiny, tmp_path / "run", "--keep=last", "--validation.patience=1")
     one.fit()

@@ -81,9 +81,7 @@ def test_a_neighbor_that_is_left_out_is_not_looked_at(tiny: list[str], tmp_path:
     assert loss(only_the_first) == pytest.approx(sum(one._loss_terms({**batch, **kept}).values()).item(), rel=1e-5)
 
 
-def test_blocks_without_neighbors_look_at_the_embedding_itself(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_without_neighbors_look_at_the_embedding_itself(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     script_validation(monkeypatch, RISING)
     one = trainer(tiny, tmp_path / "run", "--refiner.context=self", "--refiner.neighbors=0")
     assert one.context.neighbors.tolist() == [[row] for row in range(len(one.context.embeddings))]

@@ -98,9 +98,7 @@ def test_mean_of_classes() -> None:
     assert refiner_validation.mean_of_classes(values[:2], labels[:2]) == (2.0, np.inf)
 
 
-def test_an_epoch_that_harms_small_classes_does_not_count(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_that_harms_small_classes_does_not_count(tiny: list[str], tmp_path: Path, monkeypatch) -> None:
     script_validation(monkeypatch, RISING)
     more = ["--guardrail_metrics=[recall@1]", "--guardrail_class_sizes=[2,8,9]", "--update_factors=[1]"]
     one = trainer(tiny, tmp_path / "run", *more)

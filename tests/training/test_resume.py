@@ -17,71 +17,55 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import SMALL
 from tests.damage import flipped, refusal
 from tests.processes import PRELOADED
-from tests.training.interruption import interrupt_in_step
-from tests.training.runs import scripted_validation, trainer, weights
+from tests.training.runs import assert_same_run, interrupted, scripted_validation, trainer, weights
 from vicinal.cli.main import main
 from vicinal.data import Table, load_table
 from vicinal.training import Recipe, Trainer, base_trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
+
+PRISM = ["--sample_selection.method=prism", "--sample_selection.noise_rate=0.4", "--sample_selection.warmup_epochs=0"]
+MICRO_BATCHES = ["--micro_batch_size=3", "--model.dropout=0.3"]
+CENTERS = ["--loss=CenterContrastiveLoss", "--data.noise.random_labels=0.2"]
 
 
 @pytest.mark.parametrize(
     ("number", "more"),
     [
+        # State that is easily forgotten: the batches of a step, the scale of the loss, a second network.
         pytest.param(signal.SIGINT, ["--data.num_workers=1"], marks=pytest.mark.slow),
-        # State that is easily forgotten: the batches of a step, and the scale of the loss.
         pytest.param(
             signal.SIGTERM,
-            [
-                "--accumulate_grad_batches=2",
-                "--precision=16-mixed",
-                "--transform.size=32",
-                "--max_grad_norm=0.5",
-                "--optimizer.name=sgd",
-            ],
+            ["--accumulate_grad_batches=2", "--precision=16-mixed", "--transform.size=32", "--max_grad_norm=0.5",
+             "--optimizer.name=sgd"],
             marks=pytest.mark.slow,
         ),
-        (
-            signal.SIGINT,
-            ["--micro_batch_size=3", "--model.dropout=0.3", "--freeze_backbone_epochs=1", "--loss=MarginLoss"],
-        ),
+        pytest.param(signal.SIGINT, [*CENTERS, "--sample_selection.method=co-teaching"], marks=pytest.mark.slow),
+        (signal.SIGINT, [*MICRO_BATCHES, "--freeze_backbone_epochs=1", "--loss=MarginLoss"]),
+        (signal.SIGTERM, [*CENTERS, *PRISM, "--log_every=3"]),
     ],
-)
+)  # fmt: skip
 def test_a_signal_finishes_the_step_and_saves_the_state(
     small: list[str], tmp_path: Path, number: signal.Signals, more: list[str]
 ) -> None:
-    small = [*small, *more, "--epochs=4"]
-    straight = train(Recipe.load(overrides=small), tmp_path / "straight")
-    one = trainer(small, tmp_path / "run")
-    interrupt_in_step(one, 3, number)
-    with pytest.raises(InterruptedRunError, match=r"stopped after step 3 and saved .*: vicinal train --out"):
-        one.fit()
-    assert load_checkpoint(one.run.last)["progress"]["step"] == 3
-    run = resume(one.run.path)
-    assert weights(run) == weights(straight)
-    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
-    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+    straight = train(Recipe.load(overrides=[*small, *more]), tmp_path / "straight")
+    run = resume(interrupted([*small, *more], tmp_path / "run", 4, number).path)
+    assert_same_run(run, straight)
+    assert "--log_every=3" not in more or pd.read_csv(run.log)["excluded fraction"].max() > 0
 
 
-@pytest.mark.parametrize(
-    ("on_error", "advice"),
-    [
-        ("raise", "skip leaves out such images"),
-        pytest.param("skip", "it was readable .*; put it back and resume with: vicinal train", marks=pytest.mark.slow),
-    ],
-)
 def test_a_run_whose_images_break_while_it_trains_goes_on_when_they_are_back(
-    small: list[str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, advice: str
+    small: list[str], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = tmp_path / "photos"
     shutil.copytree(photos, images)
-    data = [f"--data.source={images}", f"--data.on_error={on_error}", "--data.cache=false"]
-    settings = Recipe.load(overrides=[*small, *data, "--epochs=3"])
+    more = [f"--data.source={images}", "--data.on_error=skip", "--data.cache=false", "--data.num_workers=1"]
+    settings = Recipe.load(overrides=[*small, *more])
     expected = train(settings, tmp_path / "straight")
     save = base_trainer.save_checkpoint
 
@@ -93,7 +77,7 @@ def test_a_run_whose_images_break_while_it_trains_goes_on_when_they_are_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(base_trainer, "save_checkpoint", break_images)
-        with pytest.raises(InputError, match=rf"photos/.*: not an image of a known format.*{advice}"):
+        with pytest.raises(InputError, match=r"photos/.*: not an image .*it was readable .*; put it back and resume"):
             train(settings, tmp_path / "run")
     shutil.copytree(photos, images, dirs_exist_ok=True)
     assert weights(resume(tmp_path / "run")) == weights(expected)
@@ -115,39 +99,23 @@ def _foreign_images(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("noise", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_hierarchical_batches_and_noise_are_resumed_as_if_never_stopped(
-    small: list[str], photos: Path, tmp_path: Path, noise: bool
-) -> None:
-    more = [
-        f"--data.source={_kinds_of_photos(tmp_path, photos)}",
-        "--coarse_classes_per_batch=2",
-        "--model.dropout=0.2",
-    ]
-    if noise:
-        foreign = _foreign_images(tmp_path / "foreign")
-        more += [
-            "--data.noise.random_labels=0.1",
-            f"--data.noise.foreign={foreign}",
-            "--data.noise.foreign_fraction=0.1",
-        ]
-        more += ["--data.noise.classes=5", "--seed=4"]
+def test_hierarchical_batches_and_noise_are_resumed(small: list[str], photos: Path, tmp_path: Path) -> None:
+    foreign = _foreign_images(tmp_path / "foreign")
+    more = [f"--data.source={_kinds_of_photos(tmp_path, photos)}", "--coarse_classes_per_batch=2", "--seed=4"]
+    more += ["--data.noise.random_labels=0.1", f"--data.noise.foreign={foreign}", "--data.noise.foreign_fraction=0.1"]
+    more += ["--data.noise.classes=5"]
     recipe = Recipe.load(overrides=[*small, *more])
     straight = train(recipe, tmp_path / "straight")
-    one = trainer([*small, *more], tmp_path / "run")
-    plan = one._plan()
-    for rows in plan:
+    one = trainer([*small, *more], tmp_path / "plan")
+    for rows in one._plan():
         kinds = one.images.table.frame["coarse"][rows].to_numpy().reshape(2, 4)
         assert (kinds == kinds[:, :1]).all()
         assert set(kinds[:, 0]) == {"kind 0", "kind 1"}
-    interrupt_in_step(one, 2)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    _same_results(resume(one.run.path, recipe), straight)
-    tables = [Table.from_parquet(run.table).frame for run in (one.run, straight)]
+    run = interrupted([*small, *more], tmp_path / "run", 2)
+    assert_same_run(resume(run.path, recipe), straight)
+    tables = [Table.from_parquet(each.table).frame for each in (run, straight)]
     assert tables[0].equals(tables[1])
-    if noise:
-        assert (len(tables[0]), tables[0]["noisy_label"].sum(), tables[0]["noisy_image"].sum()) == (30 + 12, 3, 3)
+    assert (len(tables[0]), tables[0]["noisy_label"].sum(), tables[0]["noisy_image"].sum()) == (30 + 12, 3, 3)
 
 
 def _train_or_resume(settings: list[str], out: Path) -> None:
@@ -185,31 +153,55 @@ def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tm
             break
     assert process.exitcode == 0
     assert kills > 0
-    _same_results(out, straight)
+    assert_same_run(out, straight)
 
 
-def _same_results(run: RunFolder, straight: RunFolder) -> None:
-    assert weights(run) == weights(straight)
-    assert pd.read_csv(run.log)["loss"].tolist() == pd.read_csv(straight.log)["loss"].tolist()
-    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+@pytest.fixture(scope="module")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run, to be copied."""
+    recipe = Recipe.load(overrides=[f"--data.source={photos}", *SMALL])
+    return train(recipe, tmp_path_factory.mktemp("finished") / "run")
 
 
-def test_resuming_a_finished_run_changes_nothing(small: list[str], tmp_path: Path) -> None:
-    run = train(Recipe.load(overrides=small), tmp_path / "run")
+@pytest.fixture
+def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    return RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+
+
+def test_resuming_a_finished_run_changes_nothing_but_settings_of_the_machine(small: list[str], run: RunFolder) -> None:
     before, log = weights(run), run.log.read_text()
     resume(run.path)
+    more = [setting for setting in small if "log_every" not in setting]
+    resume(run.path, Recipe.load(overrides=[*more, "--checkpoint_minutes=3"]))
+    settings = Recipe.load(run.recipe).settings  # those that are not given stay as they were
+    assert (settings.log_every, settings.data.num_workers, settings.checkpoint_minutes) == (1, 0, 3)
     assert (weights(run), run.log.read_text()) == (before, log)
 
 
-def test_what_cannot_be_started_or_resumed(small: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_started_or_resumed(small: list[str], run: RunFolder, tmp_path: Path) -> None:
     recipe = Recipe.load(overrides=small)
     with pytest.raises(InputError, match="holds no run to resume"):
         resume(tmp_path / "none")
-    run = train(recipe, tmp_path / "run")
+    with pytest.raises(InputError, match="no such file"):
+        train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     with pytest.raises(InputError, match=r"run exists already; give another --out, or --resume"):
         train(recipe, run.path)
-    with pytest.raises(InputError, match="epochs = 1 differs from the run's own 2"):
-        resume(run.path, Recipe.load(overrides=[*small, "--epochs=1"]))
+    before = run.recipe.read_bytes()
+    for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
+        key = setting.removeprefix("--").partition("=")[0]
+        with pytest.raises(InputError, match=rf"{key} = .* differs from the run's own"):
+            resume(run.path, Recipe.load(run.recipe, [setting]))
+    assert run.recipe.read_bytes() == before
+    with run.in_use():
+        message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"
+        for start in (lambda: resume(run.path), lambda: train(recipe, run.path)):
+            with pytest.raises(InputError, match=message):
+                start()
+    (run.path / f".{run.table.name}.{'0' * 8}.tmp").touch()
+    (run.path / f".{run.model.name}.{'1' * 8}.tmp").mkdir()
+    resume(run.path)
+    assert not list(run.path.glob(".*.tmp"))
     run.last.write_bytes(run.last.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"last.pt is not a checkpoint"):
         resume(run.path)
@@ -237,7 +229,7 @@ def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photo
     shutil.copytree(photos, tmp_path / "broken")
     for image in (tmp_path / "broken").rglob("*.png"):
         image.write_bytes(b"broken")
-    more = ["--data.cache=false", "--data.fractions={train: 1.0}", "--data.num_workers=0", "--epochs=1"]
+    more = ["--data.cache=false", "--data.fractions={train: 1.0}", "--epochs=1"]
     with pytest.raises(InputError, match=r"png: not an image"):
         train(Recipe.load(overrides=[*small, *more, f"--data.source={tmp_path / 'broken'}"]), tmp_path / "run")
     assert (tmp_path / "run" / "recipe.yaml").exists()
@@ -250,71 +242,42 @@ def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photo
         train(recipe, tmp_path / "mine")
 
 
-@pytest.mark.parametrize("change", ["broken", "gone"])
-def test_images_that_change_before_a_run_is_resumed(
-    small: list[str], photos: Path, tmp_path: Path, change: str
-) -> None:
+def test_images_that_change_before_a_run_is_resumed(small: list[str], photos: Path, tmp_path: Path) -> None:
     """What the run read once is what it goes on with; an image that it cannot read any more is named."""
     mine = shutil.copytree(photos, tmp_path / "photos")
-    settings = [*small, f"--data.source={mine}", "--data.cache=false", "--data.num_workers=0", "--epochs=3"]
+    settings = [*small, f"--data.source={mine}", "--data.cache=false"]
     straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
-    one = trainer(settings, tmp_path / "run")
-    interrupt_in_step(one, 3, signal.SIGINT)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    image = next(Path(path) for path in Table.from_parquet(one.run.table).subset("train").paths)
-    before = image.read_bytes()
-    if change == "broken":
-        image.write_bytes(before[:60])
-    else:
-        image.rename(tmp_path / "moved.png")
-    with pytest.raises(InputError, match=rf"{image.name}: (broken image|no such file)"):
-        resume(one.run.path)
-    image.write_bytes(before)
-    assert weights(resume(one.run.path)) == weights(straight)
+    run = interrupted(settings, tmp_path / "run", 3)
+    image = next(Path(path) for path in Table.from_parquet(run.table).subset("train").paths)
+    content = image.read_bytes()
+    for change in (lambda: image.write_bytes(content[:60]), image.unlink):
+        change()
+        with pytest.raises(InputError, match=rf"{image.name}: (broken image|no such file)"):
+            resume(run.path)
+    image.write_bytes(content)
+    assert weights(resume(run.path)) == weights(straight)
 
 
-def test_a_folder_is_used_by_one_process_at_a_time(small: list[str], tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    train(Recipe.load(overrides=[*small, "--epochs=1"]), run.path)
-    with run.in_use():
-        message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"
-        for start in (lambda: resume(run.path), lambda: train(Recipe.load(overrides=small), run.path)):
-            with pytest.raises(InputError, match=message):
-                start()
-    resume(run.path)
-    left = run.path / f".{run.table.name}.{'0' * 8}.tmp"
-    left.touch()
-    (run.path / f".{run.model.name}.{'1' * 8}.tmp").mkdir()
-    resume(run.path)
-    assert not list(run.path.glob(".*.tmp"))
-
-
-def test_a_failed_start_leaves_no_folder(small: list[str], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("kept", [pytest.param(20, marks=pytest.mark.slow), -1])
-def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path, kept: int) -> None:
+def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "--epochs=3"]
-    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
-    one = trainer(settings, tmp_path / "run")
+    expected = pd.read_csv(train(Recipe.load(overrides=settings), tmp_path / "straight").log)
+    one = trainer(settings, tmp_path / "begun")
     one.start()
     with one.watching():
         one.train_epoch()
         one.finish_epoch()
-    one.run.log.write_text(one.run.log.read_text()[:kept])
-    one.run.metrics.write_bytes(one.run.metrics.read_bytes() + b"1,2\0\xff")
-    log = pd.read_csv(resume(one.run.path).log)
-    expected = pd.read_csv(straight.log)
-    assert log["loss"].tolist() == expected["loss"][expected["step"].isin(log["step"])].tolist()
-    assert len(log) == {20: 6, -1: 8}[kept]
-    assert pd.read_csv(one.run.metrics)["epoch"].tolist() == [1, 2, 3]
-    one.run.log.write_text("a,b\n1,2\n")
+    one.log.close()
+    for kept, steps in ((20, 6), (-1, 8)):
+        run = RunFolder(shutil.copytree(one.run.path, tmp_path / str(kept)))
+        run.log.write_text(run.log.read_text()[:kept])
+        run.metrics.write_bytes(run.metrics.read_bytes() + b"1,2\0\xff")
+        log = pd.read_csv(resume(run.path).log)
+        assert log["loss"].tolist() == expected["loss"][expected["step"].isin(log["step"])].tolist()
+        assert len(log) == steps
+        assert pd.read_csv(run.metrics)["epoch"].tolist() == [1, 2, 3]
+    run.log.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match=r"log.csv: not a log of a run \(it has no column step\)"):
-        resume(one.run.path)
+        resume(run.path)
 
 
 def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:
@@ -375,19 +338,7 @@ def test_more_patience_continues_a_run_that_stopped_early(
     assert load_checkpoint(run.best)["epoch"] == 3
 
 
-def test_a_model_that_training_did_not_improve_is_told(
-    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = "no epoch had a higher mAP@R than before training: the model is the untrained one"
-    scripted_validation(monkeypatch, iter([0.5, 0.4, 0.4, 0.5]))
-    for name in ("worse", "better"):
-        train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / name)
-        assert (told in capsys.readouterr().err) == (name == "worse"), name
-
-
-def test_settings_of_the_machine_may_change(
-    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_the_machine_may_change(small: list[str], tmp_path: Path, capsys) -> None:
     recipe = Recipe.load(overrides=small)
     one = train(recipe, tmp_path / "one")
     two = RunFolder(tmp_path / "two")
@@ -408,23 +359,3 @@ def test_settings_of_the_machine_may_change(
     steps = [pd.read_csv(run.log)["step"].tolist() for run in (one, two)]
     half_way = len(steps[0]) // 2
     assert steps[1] == steps[0][:half_way] + [s for s in steps[0][half_way:] if s % 3 == 0 or s == steps[0][-1]]
-
-
-def test_settings_of_the_machine_that_are_not_given_stay(small: list[str], tmp_path: Path) -> None:
-    """A command line that starts and restarts a run does not undo what the run was given since."""
-    run = train(Recipe.load(overrides=[*small, "--epochs=1", "--data.num_workers=0"]), tmp_path / "run")
-    more = [setting for setting in small if "log_every" not in setting]
-    resume(run.path, Recipe.load(overrides=[*more, "--epochs=1", "--checkpoint_minutes=3"]))
-    settings = Recipe.load(run.recipe).settings
-    assert (settings.log_every, settings.data.num_workers, settings.checkpoint_minutes) == (1, 0, 3)
-
-
-@pytest.mark.slow
-def test_nothing_else_may_change(small: list[str], tmp_path: Path) -> None:
-    run = train(Recipe.load(overrides=[*small, "--epochs=2"]), tmp_path / "run")
-    before = run.recipe.read_bytes()
-    for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
-        key = setting.removeprefix("--").partition("=")[0]
-        with pytest.raises(InputError, match=rf"{key} = .* differs from the run's own"):
-            resume(run.path, Recipe.load(run.recipe, [setting]))
-    assert run.recipe.read_bytes() == before

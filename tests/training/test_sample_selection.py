@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.interruption import interrupt_in_step
 from vicinal.data import Table
 from vicinal.losses import (
     CenterContrastiveLoss,
@@ -23,7 +22,7 @@ from vicinal.losses import (
     SupConLoss,
 )
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training import Recipe, train
 from vicinal.training.sample_selection import (
     CoTeachingModule,
     CoTeachingPlusModule,
@@ -31,9 +30,7 @@ from vicinal.training.sample_selection import (
     SelectionReport,
     known_noisy,
 )
-from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.errors import InputError
 
 
 def prism_by_hand(memory: list[tuple[Tensor, int]], x: Tensor, labels: list[int]) -> list[float | None]:
@@ -244,9 +241,7 @@ def test_known_noisy_rows() -> None:
 
 
 @pytest.mark.parametrize("method", ["prism", "co-teaching+"])
-def test_a_run_reports_the_noise_it_finds(
-    method: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_reports_the_noise_it_finds(method: str, small: list[str], tmp_path: Path, capsys) -> None:
     noise = [
         "--data.noise.random_labels=0.3",
         f"--sample_selection.method={method}",
@@ -284,27 +279,10 @@ def test_of_an_empty_batch_every_parameter_has_a_gradient_of_zero(loss: CenterLo
 
 
 @pytest.mark.parametrize("loss", ["ProxyAnchorLoss", "ContextualLoss"])
-def test_co_teaching_refuses_losses_of_the_whole_batch_before_it_begins(
+def test_co_teaching_refuses_losses_of_whole_batches_before_it_begins(
     loss: str, small: list[str], tmp_path: Path
 ) -> None:
     recipe = Recipe.load(overrides=[*small, f"--loss={loss}", "--sample_selection.method=co-teaching"])
     with pytest.raises(InputError, match=f"{loss} has none"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_what_was_left_out_is_logged_as_if_never_stopped(small: list[str], tmp_path: Path) -> None:
-    more = [
-        "--sample_selection.method=prism",
-        "--sample_selection.noise_rate=0.4",
-        "--sample_selection.warmup_epochs=0",
-    ]
-    recipe = Recipe.load(overrides=[*small, *more, "--log_every=3", "--epochs=2"])
-    straight = train(recipe, tmp_path / "straight")
-    one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    interrupt_in_step(one, 2)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    logs = [pd.read_csv(run.log).drop(columns="images/s") for run in (resume(one.run.path), straight)]
-    assert logs[0].equals(logs[1])
-    assert logs[0]["excluded fraction"].max() > 0

@@ -20,7 +20,6 @@ from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.runs import create_trainer
 from vicinal.training.strategy import own_part
 from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 VIT = ["--model.backbone=test_vit", "--model.pooling=token", "--model.norm=none", "--transform.size=32"]
@@ -162,17 +161,3 @@ def test_all_that_is_trained_otherwise_too(small: list[str], tmp_path: Path) -> 
     for name in LONG_RUNS:
         one, other = (RunFolder(tmp_path / f"{name} {strategy}") for strategy in ("ddp", "fsdp"))
         assert_same(one, other, 1e-2 if "bf16" in str(LONG_RUNS[name]) else 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (["--precision=16-mixed"], "precision = 16-mixed must be 32 or bf16-mixed with strategy = fsdp"),
-        (["--compile=true"], "compile = true must be false with strategy = fsdp"),
-        (["--optimizer.name=sgd", "--optimizer.fused=true"], "optimizer.fused = true must be false for sgd"),
-        (["--features=frozen"], "strategy"),
-    ],
-)
-def test_what_is_not_made_for_sharded_weights_is_refused(settings: list[str], problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
-        Recipe.load(overrides=["--strategy=fsdp", *settings])

@@ -51,7 +51,7 @@ def test_the_same_processes_load_every_epoch(images: ImageDataset, loader: Train
     assert processes() == before
 
 
-def test_an_epoch_that_is_left_ends_its_processes_and_the_next_one_starts_others(
+def test_an_epoch_that_is_left_ends_its_processes_and_the_next_has_others(
     images: ImageDataset, loader: TrainLoader
 ) -> None:
     before, batches = processes(), TrainBatches(images, EPOCHS[0], (0, 0))

@@ -17,7 +17,6 @@ from vicinal.losses import Loss, MultiSimilarityLoss
 from vicinal.models import Embedder
 from vicinal.training import Recipe, progress, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import NonFiniteLossError
 from vicinal.utils.run_folder import RunFolder
 
@@ -43,7 +42,7 @@ def test_a_run_leaves_what_its_folder_promises(small: list[str], tmp_path: Path)
 
 
 def test_one_seed_fixes_everything(small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "--model.dropout=0.3", "--data.num_workers=0"]
+    settings = [*small, "--model.dropout=0.3", "--epochs=1"]
     first = train(Recipe.load(overrides=settings), tmp_path / "1")
     torch.manual_seed(99)
     np.random.seed(99)
@@ -53,36 +52,41 @@ def test_one_seed_fixes_everything(small: list[str], tmp_path: Path) -> None:
     assert weights(first) != weights(other)
 
 
-def test_training_learns(small: list[str], tmp_path: Path) -> None:
-    run = train(Recipe.load(overrides=[*small, "--epochs=6"]), tmp_path / "run")
-    loss = pd.read_csv(run.log)["loss"]
-    assert loss[-3:].mean() < 0.8 * loss[:3].mean()
+UNTRAINED = "no epoch had a higher mAP@R than before training: the model is the untrained one"
 
 
-def test_best_weights_become_the_model(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter([0.1, 0.5, 0.3, 0.4])
-    run = RunFolder(tmp_path / "run")
-    scripted_validation(monkeypatch, scores)
-    one = trainer(small, run.path, "--epochs=3")
-    one.fit()
+def test_best_weights_become_the_model_and_each_epoch_says_how_it_goes(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted_validation(monkeypatch, iter([0.1, 0.5, 0.3, 0.5, 0.4]))
+    run = train(Recipe.load(overrides=small), tmp_path / "run")
     best = load_checkpoint(run.best)
     assert best["epoch"] == 1
     model = Embedder.from_pretrained(run.model)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, best["module"][f"embedder.{name}"], rtol=0, atol=0)
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("epoch ")]
+    losses = pd.read_csv(run.log).groupby(lambda row: row // 3)["loss"].mean()
+    for number, (line, score) in enumerate(zip(lines, ("0.5000", "0.3000"), strict=True)):
+        pattern = rf"epoch {number + 1}/2: loss (\d\.\d+), mAP@R {score} \(best 0.5000 in epoch 1\), \d+ s left"
+        found = re.fullmatch(pattern, line)
+        assert found is not None, line
+        assert float(found[1]) == pytest.approx(losses[number], abs=1e-4)  # of the log, which is rounded too
+    assert UNTRAINED not in said
+    train(Recipe.load(overrides=[*small, "--epochs=1"]), tmp_path / "worse")
+    assert UNTRAINED in capsys.readouterr().err
 
 
 def test_patience_ends_a_run_early(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted_validation(monkeypatch, iter([0.1, 0.5, 0.4, 0.5, 0.6]))
     one = trainer(small, tmp_path / "run", "--epochs=9", "--validation.patience=2")
     one.fit()
-    assert one.progress.epoch == 3  # 0.5 again is not a new best
-    assert one.progress.best == 0.5
-    assert Recipe.load(overrides=small).settings.validation.patience == 10
-    more = ["--data.fractions={train: 1.0}", "--epochs=3", "--validation.patience=1"]
+    assert (one.progress.epoch, one.progress.best) == (3, 0.5)  # 0.5 again is not a new best
+    more = ["--data.fractions={train: 1.0}", "--epochs=2", "--validation.patience=1", "--validation.train_images=0"]
     alone = trainer(small, tmp_path / "alone", *more)
     alone.fit()
-    assert alone.progress.epoch == 3  # without a split val there is nothing to stop by
+    assert alone.progress.epoch == 2  # without a split val there is nothing to stop by
 
 
 def test_a_frozen_backbone_stays_and_then_moves(small: list[str], tmp_path: Path) -> None:
@@ -121,9 +125,7 @@ def test_a_factor_of_zero_keeps_a_part(small: list[str], tmp_path: Path) -> None
         pytest.param(["--precision=bf16-mixed", "--transform.size=32"], 0.2, marks=pytest.mark.slow),
     ],
 )
-def test_micro_batches_change_memory_and_nothing_else(
-    small: list[str], tmp_path: Path, more: list[str], tolerance: float
-) -> None:
+def test_micro_batches_change_memory_only(small: list[str], tmp_path: Path, more: list[str], tolerance: float) -> None:
     settings = [*small, "--model.freeze_batch_norm=statistics", "--optimizer.name=sgd", "--optimizer.lr=0.02", *more]
     settings.append("--transform.scale=[0.2, 1.0]")
     whole = train(Recipe.load(overrides=settings), tmp_path / "whole")
@@ -179,42 +181,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_images(
 ) -> None:
     monkeypatch.setattr(Recipe, "create_loss", lambda self: _Exploding())
     one = trainer(small, tmp_path / "run")
-    with pytest.raises(
-        NonFiniteLossError, match=r"step 3: the loss is not finite \(good = nan\); its images: .*\d.png"
-    ) as e:
+    with pytest.raises(NonFiniteLossError, match=r"step 3: the loss is not finite \(good = nan\); its images:") as e:
         one.fit()
     assert str(e.value).count(".png") == 8
-
-
-def test_noise_of_a_recipe_is_in_the_training_split_alone(small: list[str]) -> None:
-    fractions = "--data.fractions={train: 0.5, val: 0.25, test: 0.25}"
-    clean, noisy = (
-        load_training_table(
-            Recipe.load(overrides=[*small, "--seed=7", f"--data.noise.random_labels={fraction}", fractions]).settings
-        )
-        for fraction in (0, 0.3)
-    )
-    changed = clean.frame["label"] != noisy.frame["label"]
-    assert changed.sum() == round(0.3 * len(clean.subset("train")))
-    assert set(clean.frame["split"][changed]) == {"train"}
-    assert noisy.frame[clean.frame.columns].drop(columns="label").equals(clean.frame.drop(columns="label"))
-    assert "noisy_label" not in clean.frame
-
-
-def test_the_line_of_an_epoch(small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    scripted_validation(monkeypatch, iter([0.1, 0.5, 0.3]))
-    one = trainer(small, tmp_path / "run")
-    one.fit()
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
-    losses = pd.read_csv(one.run.log).groupby(lambda row: row // 3)["loss"].mean()
-    for number, line in enumerate(lines):
-        best = "0.5000 (best 0.5000 in epoch 1)" if number == 0 else "0.3000 (best 0.5000 in epoch 1)"
-        start, _, left = line.partition(f", mAP@R {best}, ")
-        name, _, loss = start.rpartition(" ")
-        assert name == f"epoch {number + 1}/2: loss"
-        assert float(loss) == pytest.approx(losses[number], abs=1e-4)  # of the log, which is rounded too
-        assert re.fullmatch(r"\d+ s left", left)
-    assert len(lines) == 2
 
 
 def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,18 +195,18 @@ def test_without_tensorboard_a_run_has_its_files(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Path) -> None:
+def test_training_learns_and_logs_for_watching_say_what_the_files_say(small: list[str], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(Recipe.load(overrides=[*small, "--log_every=2"]), tmp_path / "run")
+    run = train(Recipe.load(overrides=[*small, "--epochs=6"]), tmp_path / "run")
     log, metrics = pd.read_csv(run.log), pd.read_csv(run.metrics)
+    assert log["loss"][-3:].mean() < 0.8 * log["loss"][:3].mean()
     board = EventAccumulator(str(run.tensorboard)).Reload()
     for file, tag, column in ((log, "train/loss", "loss"), (metrics, "val/recall@1", "recall@1")):
         events = board.Scalars(tag)
         assert [event.step for event in events] == file["step"].tolist()
         assert [event.value for event in events] == pytest.approx(file[column].tolist(), rel=1e-4)
     assert (log["images/s"] > 0).all()
-    assert log["step"].tolist() == [2, 3, 4, 6]  # every second, and the last of each epoch
 
 
 @pytest.mark.parametrize("precision", ["32", pytest.param("16-mixed", marks=pytest.mark.slow)])
@@ -252,18 +221,3 @@ def test_gradients_that_are_never_finite_stop_the_run(
     with pytest.raises(NonFiniteLossError, match=rf"step {step}: the gradient is not finite") as error:
         one.fit()
     assert str(error.value).count(".png") == 8
-
-
-def test_a_broken_embedding_stops_the_run(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--data.fractions={train: 1.0}", "--validation.train_images=0")
-    forward = one.embedder.forward
-    one.embedder.forward = lambda images: forward(images) * torch.tensor([torch.nan] + [1.0] * 7)[:, None]
-    with pytest.raises(NonFiniteLossError, match="step 1: the loss is not finite"):
-        one.fit()
-
-
-def test_frozen_batch_norm_does_not_move_in_training(small: list[str], tmp_path: Path) -> None:
-    one = trainer(small, tmp_path / "run", "--model.freeze_batch_norm=statistics", "--freeze_backbone_epochs=1")
-    before = copied(list(one.embedder.backbone.buffers()))
-    one.fit()
-    assert all(torch.equal(a, b) for a, b in zip(before, one.embedder.backbone.buffers(), strict=True))

@@ -8,36 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.interruption import interrupt_in_step
+from tests.training.runs import interrupted
 from vicinal.models import Embedder, add_lora
 from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
-from vicinal.training.runs import create_trainer
-from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder, TrainingCost
+from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import TrainingCost
 
 
-@pytest.fixture
-def interrupted(small: list[str], tmp_path: Path) -> RunFolder:
-    """A run that was stopped after its second step."""
-    recipe, run = Recipe.load(overrides=small), RunFolder(tmp_path / "run")
-    one = create_trainer(recipe, load_training_table(recipe.settings), run)
-    interrupt_in_step(one, 2)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
+def test_the_time_of_a_resumed_run_is_that_of_its_parts(small: list[str], tmp_path: Path) -> None:
+    run = interrupted(small, tmp_path / "run", 2)
     assert TrainingCost.load(run.training) is None
-    return run
-
-
-def test_the_time_of_a_resumed_run_is_that_of_its_parts(interrupted: RunFolder) -> None:
-    state = load_checkpoint(interrupted.last)
+    state = load_checkpoint(run.last)
     assert 0 < state["progress"]["seconds"] < 60
     state["progress"]["seconds"] = 1000.0
-    save_checkpoint(interrupted.last, state)
+    save_checkpoint(run.last, state)
     before = time.monotonic()
-    resume(interrupted.path)
-    cost = TrainingCost.load(interrupted.training)
+    cost = TrainingCost.load(resume(run.path).training)
     assert cost is not None
     assert 1000 < cost.seconds < 1000 + time.monotonic() - before
 

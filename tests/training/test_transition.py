@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from tests.training.interruption import interrupt_in_step
+from tests.training.runs import assert_same_run, interrupted
 from vicinal.correction import estimate_transition
 from vicinal.data import ImageDataset
 from vicinal.models import Embedder
-from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
 from vicinal.training.training_data import load_training_table
 from vicinal.training.transition import class_probabilities, read_transition
-from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 NOISE = ["--data.noise.random_labels=0.3", "--epochs=2"]
@@ -44,11 +44,9 @@ def first(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> RunFolder:
 
 
 @pytest.mark.slow
-def test_the_matrix_of_a_run_is_estimated_from_its_class_probabilities(
-    first: RunFolder, small: list[str], tmp_path: Path
-) -> None:
-    source = [f"--transition.source={first.path}", "--transition.quantile=0.9"]
-    recipe = Recipe.load(overrides=[*small, *NOISE, correction("NormSoftmaxLoss"), *source])
+def test_the_matrix_is_estimated_from_class_probabilities(first: RunFolder, small: list[str], tmp_path: Path) -> None:
+    words = [*NOISE, correction("NormSoftmaxLoss"), f"--transition.source={first.path}", "--transition.quantile=0.9"]
+    recipe = Recipe.load(overrides=[*small, *words])
     straight = train(recipe, tmp_path / "straight")
     table = load_training_table(recipe.settings).subset("train")
     model, centers = Embedder.from_pretrained(first.model), read_centers(first.centers)
@@ -63,18 +61,12 @@ def test_the_matrix_of_a_run_is_estimated_from_its_class_probabilities(
     expected = logits.double().softmax(dim=1)
     torch.testing.assert_close(class_probabilities(first.path, images, CPU).double(), expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(matrix_of(straight).double(), estimate_transition(expected, 0.9), atol=1e-6, rtol=1e-5)
-    one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    interrupt_in_step(one, 2)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    resumed = resume(one.run.path)
-    assert (resumed.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
+    resumed = resume(interrupted([*small, *words], tmp_path / "run", 2).path)
+    assert_same_run(resumed, straight)
     assert torch.equal(matrix_of(resumed), matrix_of(straight))
 
 
-def test_probabilities_of_normalized_losses_are_those_of_their_centers(
-    first: RunFolder, small: list[str], tmp_path: Path
-) -> None:
+def test_probabilities_of_normalized_losses_are_of_centers(first: RunFolder, small: list[str], tmp_path: Path) -> None:
     """And classes may be numbered in another order than in that run."""
     recipe = Recipe.load(overrides=[*small, *NOISE, "--loss=CosFaceLoss", "--loss.scale=9", "--epochs=1"])
     run = train(recipe, tmp_path / "run")
@@ -126,9 +118,7 @@ def test_bad_files(lines: list[str], message: str, tmp_path: Path) -> None:
         read_transition(path, ["a", "b", "c"])
 
 
-def test_impossible_sources_are_refused_before_the_run_begins(
-    first: RunFolder, small: list[str], tmp_path: Path
-) -> None:
+def test_impossible_sources_are_refused_before_a_run(first: RunFolder, small: list[str], tmp_path: Path) -> None:
     corrected = correction("CrossEntropyLoss")
     for name in ("corrected", "anchor"):
         shutil.copytree(first.path, tmp_path / name)
@@ -139,16 +129,10 @@ def test_impossible_sources_are_refused_before_the_run_begins(
     for more, message in (
         ([corrected], "ForwardCorrection needs a noise_rate, or a matrix by transition.source"),
         (["--loss=CrossEntropyLoss", f"--transition.source={first.path}"], "is for the loss ForwardCorrection without"),
-        (
-            [corrected, "--loss.noise_rate=0.1", f"--transition.source={first.path}"],
-            "is for the loss ForwardCorrection",
-        ),
+        ([corrected, "--loss.noise_rate=0.1", f"--transition.source={first.path}"], "is for the loss ForwardCorrectio"),
         ([corrected, f"--transition.source={tmp_path / 'none.csv'}"], "none.csv"),
         ([corrected, f"--transition.source={tmp_path / 'empty'}"], "no class centers at"),
-        (
-            [corrected, f"--transition.source={tmp_path / 'corrected'}"],
-            "its loss is corrected itself; give a run without correction",
-        ),
+        ([corrected, f"--transition.source={tmp_path / 'corrected'}"], "its loss is corrected itself; give a run"),
         ([corrected, f"--transition.source={tmp_path / 'anchor'}"], "ProxyAnchorLoss none has them"),
         ([corrected, f"--transition.source={tmp_path / 'unfinished'}"], "the run has no finished model"),
         ([corrected, f"--transition.source={first.path}", "--seed=1"], "is not a training class of both runs"),

@@ -12,16 +12,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.losses.gradients import assert_near
-from tests.training.interruption import interrupt_in_step
+from tests.training.runs import assert_same_run, interrupted
 from tests.training.test_large_batch import PeakMemory
 from vicinal.data import ImageTransform
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
-from vicinal.training import Recipe, Trainer, embed_in_micro_batches, resume, train
-from vicinal.training.checkpoint import load_checkpoint
+from vicinal.training import Recipe, embed_in_micro_batches, resume, train
 from vicinal.training.training_data import load_training_table
-from vicinal.utils.errors import InputError, InterruptedRunError
-from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.errors import InputError
 
 SIDES = [(40, 33), (64, 40), (33, 64), (48, 48), (64, 64), (40, 33), (35, 70), (70, 35)]
 LABELS = torch.tensor([0, 1, 0, 2, 1, 2, 0, 1])
@@ -98,7 +96,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             Image.fromarray(noise).save(folder / str(label) / f"{number}.png")
     return [
         f"--data.source={folder}",
-        "--data.num_workers=0",
         "--data.fractions={train: 0.7, val: 0.3}",
         "--transform.longest=48",
         "--model.backbone=test_resnet",
@@ -110,20 +107,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "--samples_per_class=2",
         "--log_every=1",
         "--accelerator=cpu",
+        "--data.num_workers=0",
         "--epochs=2",
     ]
 
 
 @pytest.mark.slow
 def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Path) -> None:
-    recipe = Recipe.load(overrides=[*settings, "--micro_batch_size=1"])
-    straight = train(recipe, tmp_path / "straight")
-    one = Trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
-    interrupt_in_step(one, 2)
-    with pytest.raises(InterruptedRunError):
-        one.fit()
-    states = [load_checkpoint(run.last)["module"] for run in (straight, resume(one.run.path))]
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    settings = [*settings, "--micro_batch_size=1"]
+    straight = train(recipe := Recipe.load(overrides=settings), tmp_path / "straight")
+    assert_same_run(resume(interrupted(settings, tmp_path / "run", 2).path), straight)
     model = Embedder.from_pretrained(straight.model)
     assert model.transform.longest == 48
     assert model.embed(load_training_table(recipe.settings), progress=False).shape == (36, 16)

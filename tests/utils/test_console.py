@@ -9,7 +9,7 @@ import time
 import pytest
 
 from vicinal.cli.flags import fail, print_result
-from vicinal.utils.console import log, printable, track
+from vicinal.utils.console import log, printable, shorten, track
 
 HOSTILE = "a\x1b]0;title\x07\x9b2J\u202egpj\u2066\u200f\u061c\x00\x7f\r\ud800\u2028z"
 SAFE = "a\\x1b]0;title\\x07\\x9b2J\\u202egpj\\u2066\\u200f\\u061c\\x00\\x7f\\r\\ud800\\u2028z"
@@ -63,3 +63,14 @@ def test_without_a_terminal_a_long_job_says_how_far_it_is(
         "letters: 4 of 1,200 in 1 h 2 min",
     ]
     assert list(track("abc", "letters", show=False)) == [*"abc"]
+
+
+@pytest.mark.parametrize("text", ["Garant-Ecological-Medium-Fat-Milk", "a" * 50, "a b" * 20, "-" * 30, "-a" + "b" * 30])
+@pytest.mark.parametrize("length", [4, 9, 18, 24, 36])
+def test_no_label_is_longer_than_it_may_be(text: str, length: int) -> None:
+    short = shorten(text, length)
+    assert len(short) <= length
+    start, _, end = short.partition("…")
+    assert text.startswith(start)
+    assert text.endswith(end)
+    assert bool(end) == (len(text) > length)

@@ -11,24 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.processes import run_groups
-from vicinal.losses import (
-    BinomialDevianceLoss,
-    CircleLoss,
-    ContrastiveLoss,
-    HistogramLoss,
-    LiftedStructureLoss,
-    Loss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    NPairsLoss,
-    NTXentLoss,
-    SupConLoss,
-    TripletLoss,
-)
+from vicinal import losses
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner, HardestMiner
-from vicinal.similarity.pair_source import PairSource
+from vicinal.similarity import PairSource
 from vicinal.utils import distributed
 
 # Classes are spread unequally over the two processes, and some are split between them; anchors without a positive are
@@ -37,46 +23,50 @@ LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0])
 HALF = len(LABELS) // 2
 STEPS = 3
 
-LOSSES: dict[str, Callable[[], Loss]] = {
-    "anchors": MultiSimilarityLoss,
-    "anchors, tiles": lambda: CircleLoss(tile_rows=2),
-    "contributing": lambda: MultiSimilarityLoss(reduction="contributing", tile_rows=2),
-    "contributing, positives": lambda: SupConLoss(reduction="contributing"),
-    "contributing, both kinds": lambda: LiftedStructureLoss(reduction="contributing"),
-    "sum": BinomialDevianceLoss,
-    "sum, softmax": NCALoss,
-    "pairs": NTXentLoss,
-    "pairs, softmax": lambda: NPairsLoss(scale=8, tile_rows=4),
-    "pairs of two kinds": lambda: ContrastiveLoss(reduction="pairs"),
-    "violating": ContrastiveLoss,
-    "violating positives, all of them": lambda: ContrastiveLoss(positive_margin=None),
-    "nothing violates": lambda: ContrastiveLoss(positive_margin=-1.0, negative_margin=1.0),
-    "contrastive, sum": lambda: ContrastiveLoss(positive_margin=None, reduction="sum"),
-    "contrastive, anchors": lambda: ContrastiveLoss(reduction="anchors"),
-    "histogram": lambda: HistogramLoss(bins=20, tile_rows=4),
-    "triplets": TripletLoss,
-    "triplets, violating": lambda: TripletLoss(reduction="violating"),
+LOSSES: dict[str, Callable[[], losses.Loss]] = {
+    "anchors": losses.MultiSimilarityLoss,
+    "anchors, tiles": lambda: losses.CircleLoss(tile_rows=2),
+    "contributing": lambda: losses.MultiSimilarityLoss(reduction="contributing", tile_rows=2),
+    "contributing, positives": lambda: losses.SupConLoss(reduction="contributing"),
+    "contributing, both kinds": lambda: losses.LiftedStructureLoss(reduction="contributing"),
+    "sum": losses.BinomialDevianceLoss,
+    "sum, softmax": losses.NCALoss,
+    "pairs": losses.NTXentLoss,
+    "pairs, softmax": lambda: losses.NPairsLoss(scale=8, tile_rows=4),
+    "pairs of two kinds": lambda: losses.ContrastiveLoss(reduction="pairs"),
+    "violating": losses.ContrastiveLoss,
+    "violating positives, all of them": lambda: losses.ContrastiveLoss(positive_margin=None),
+    "nothing violates": lambda: losses.ContrastiveLoss(positive_margin=-1.0, negative_margin=1.0),
+    "contrastive, sum": lambda: losses.ContrastiveLoss(positive_margin=None, reduction="sum"),
+    "contrastive, anchors": lambda: losses.ContrastiveLoss(reduction="anchors"),
+    "histogram": lambda: losses.HistogramLoss(bins=20, tile_rows=4),
+    "triplets": losses.TripletLoss,
+    "triplets, violating": lambda: losses.TripletLoss(reduction="violating"),
     # In the first batch, so that one of the processes counts none.
-    "triplets, a single one violates": lambda: TripletLoss(margin=-1.3, reduction="violating"),
-    "triplets, sum": lambda: TripletLoss(soft=True, reduction="sum"),
-    "triplets, anchors": lambda: TripletLoss(triplets="semi-hard", margin=0.5, reduction="anchors"),
-    "triplets, hard": lambda: TripletLoss(miner=HardestMiner()),
-    "triplets, drawn": lambda: TripletLoss(miner=DistanceWeightedMiner(num_samples=2)),
-    "margin, drawn, beta learned": lambda: MarginLoss(nu=0.1),
-    "margin, beta per class, pairs": lambda: MarginLoss(num_classes=5, nu=0.1, miner=None, reduction="pairs"),
-    "margin, beta per class, sum": lambda: MarginLoss(num_classes=5, nu=0.1, reduction="sum"),
-    "sum of losses": lambda: 0.5 * ContrastiveLoss() + 2 * MarginLoss() + 0.1 * HistogramLoss(bins=10),
-    "memory": lambda: CrossBatchMemory(MultiSimilarityLoss(), 100),
-    "memory that wraps": lambda: CrossBatchMemory(ContrastiveLoss(), 17, warmup=1),
-    "memory smaller than a batch": lambda: CrossBatchMemory(NTXentLoss(reduction="sum"), 5),
-    "memory, drawn": lambda: CrossBatchMemory(MarginLoss(), 20) + CrossBatchMemory(HistogramLoss(bins=10), 20),
+    "triplets, a single one violates": lambda: losses.TripletLoss(margin=-1.3, reduction="violating"),
+    "triplets, sum": lambda: losses.TripletLoss(soft=True, reduction="sum"),
+    "triplets, anchors": lambda: losses.TripletLoss(triplets="semi-hard", margin=0.5, reduction="anchors"),
+    "triplets, hard": lambda: losses.TripletLoss(miner=HardestMiner()),
+    "triplets, drawn": lambda: losses.TripletLoss(miner=DistanceWeightedMiner(num_samples=2)),
+    "margin, drawn, beta learned": lambda: losses.MarginLoss(nu=0.1),
+    "margin, beta per class, pairs": lambda: losses.MarginLoss(num_classes=5, nu=0.1, miner=None, reduction="pairs"),
+    "margin, beta per class, sum": lambda: losses.MarginLoss(num_classes=5, nu=0.1, reduction="sum"),
+    "sum of losses": lambda: (
+        0.5 * losses.ContrastiveLoss() + 2 * losses.MarginLoss() + 0.1 * losses.HistogramLoss(bins=10)
+    ),
+    "memory": lambda: CrossBatchMemory(losses.MultiSimilarityLoss(), 100),
+    "memory that wraps": lambda: CrossBatchMemory(losses.ContrastiveLoss(), 17, warmup=1),
+    "memory smaller than a batch": lambda: CrossBatchMemory(losses.NTXentLoss(reduction="sum"), 5),
+    "memory, drawn": lambda: (
+        CrossBatchMemory(losses.MarginLoss(), 20) + CrossBatchMemory(losses.HistogramLoss(bins=10), 20)
+    ),
 }
 
 
 class System(nn.Module):
     """A model and a loss as the trainer has them."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: losses.Loss) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.model = nn.Linear(6, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -112,4 +113,36 @@ def test_what_cannot_be_asked(arguments: list[str], message: str, here: Path, ca
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+    assert not (here / "report.html").exists()
+
+
+def test_a_page_that_is_reranked_by_local_features_draws_why_images_match(photos: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(run)]) == 0
+    local = ["--rerank", "local", "--rerank.weight", "3", "--local.size", "64", "--local.dim", "8"]
+    flags = [run, "--split", "test", *local]
+    text = page(capsys, *flags, "--out", tmp_path / "page.html")
+    assert "re-ranked by LocalReranking(k=100, weight=3.0" in text
+    assert re.search(r'"patches":\{"\d+ \d+":\[\[', text)
+    assert main(["evaluate", *map(str, flags), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    (recall,) = (each["value"] for each in results if each["metric"] == "recall@1" and each["stage"] == "reranked")
+    assert percent(recall) in words(text)
+    unlabeled = tmp_path / "unlabeled.csv"
+    pd.DataFrame({"path": sorted(map(str, photos.rglob("*.png")))}).to_csv(unlabeled, index=False)
+    more = ["--model", run / "model", "--out", tmp_path / "unlabeled.html"]
+    assert re.search(r'"patches":\{"\d+ \d+":\[\[', page(capsys, unlabeled, *local, *more))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["good.parquet", "bad.parquet", "--rerank", "contextual"], "--rerank is for the page of one source"),
+        (["good.parquet", "--rerank", "local"], "good.parquet holds embeddings; --rerank local needs the images too"),
+        (["good.parquet", "--rerank.k", "3"], "--rerank.k is an option of a re-ranking; give --rerank too"),
+    ],
+)
+def test_a_page_that_cannot_be_reranked_is_one_line(here: Path, capsys, flags, message: str) -> None:
+    assert main(["report", *flags]) == 2
+    assert message in capsys.readouterr().err
     assert not (here / "report.html").exists()

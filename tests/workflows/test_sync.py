@@ -14,7 +14,7 @@ import pytest
 
 from vicinal.data import Table
 from vicinal.data.batches.image_dataset import NoReadableImageError
-from vicinal.retrieval import Index
+from vicinal.retrieval import ImageIndex, Index
 from vicinal.workflows import sync as module
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.sync import Changes, compare_files, sync_index
@@ -138,6 +138,23 @@ def test_two_calls_that_build_one_index_lose_no_image(photos: Path, tmp_path: Pa
 
     sync(index, table.take([1, 2]), embed_while_another_builds, drop=False)
     assert sorted(held(index)) == ["a", "b", "c"]
+
+
+def test_an_index_that_another_process_builds_at_the_same_moment_is_added_to(photos: Path, tmp_path: Path) -> None:
+    table, index, embed = files(photos, a="0.1", b="0.2", c="0.3"), tmp_path / "index", Embedding()
+
+    def build_while_another_does(embedded: EmbeddedTable) -> Index:
+        built = Index.build(embedded.vectors, embedded.table)
+        sync(index, table.take([0, 1]), embed, drop=False)
+        return built
+
+    def upsert(opened: ImageIndex, embedded: EmbeddedTable) -> None:
+        opened.upsert(embedded.vectors, embedded.table)
+
+    sync_index(index, table.take([1, 2]), embed, build_while_another_does, upsert, drop=False)
+    assert sorted(held(index)) == ["a", "b", "c"]
+    named = {name for name, _ in Index.load(index).state.current().settings["files"].values()}
+    assert {path.name for path in index.iterdir()} - named <= {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm"}
 
 
 def test_nothing_is_embedded_or_written_without_a_change(photos: Path, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from vicinal.evaluation.relevance import class_group_codes
 from vicinal.evaluation.result import Evaluation
 from vicinal.retrieval.exclusions import Exclusions
 from vicinal.retrieval.neighbors import nearest
+from vicinal.retrieval.reranking.base import Reranking
+from vicinal.retrieval.reranking.rerank import nearest_reranked
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
@@ -29,7 +31,7 @@ class QueryNeighbors:
         table: the images and their labels, if there are any; every row number below is a row of this table.
         queries: int64 [q], rows of the queries, ascending. Queries that no gallery image is left for are not included.
         gallery: int64 [g], rows of the gallery, ascending.
-        scores: float32 [q, k], the cosine similarities of the neighbors to the query.
+        scores: float32 [q, k], the cosine similarities of the neighbors to the query, or the scores of a re-ranking.
         ids: int64 [q, k], rows of the neighbors.
         num_positives: int64 [q], the number of gallery images of its class that each query can find.
     """
@@ -75,8 +77,8 @@ class QueryNeighbors:
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
-def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighbors:
-    """Find the nearest gallery images of each query by cosine similarity, without re-ranking.
+def query_neighbors(embeddings: Array, table: Table, k: int = 10, rerank: Reranking | None = None) -> QueryNeighbors:
+    """Find the nearest gallery images of each query by cosine similarity, or by a re-ranking.
 
     With columns `is_query` and `is_gallery` the queries search the gallery; without them every image searches all
     others. As in :func:`~vicinal.evaluation.evaluate`, a query never finds itself, by its row or by its path, nor
@@ -86,6 +88,7 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
         embeddings: float [rows, dim].
         table: one row per embedding; without labels groups are ignored, and no query has positives.
         k: neighbors per query; fewer where some query has fewer gallery images left to find.
+        rerank: a method by which rankings are re-ranked first, as in `evaluate`; None: without re-ranking.
 
     Raises:
         InputError: embeddings and table have different numbers of rows, or no query has a gallery image to find.
@@ -113,7 +116,11 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10) -> QueryNeighb
     query_vectors, gallery_vectors = (
         UnitVectors(embeddings, "embedding", _selected(rows, len(table))) for rows in (queries, gallery)
     )
-    found = nearest(query_vectors, gallery_vectors, k, excluded, min(CHUNK_SIZE, len(queries)))
+    sides, chunk_size = (query_vectors, gallery_vectors), min(CHUNK_SIZE, len(queries))
+    if rerank is None:
+        found = nearest(*sides, k, excluded, chunk_size)
+    else:
+        found = nearest_reranked(*sides, k, rerank, excluded, chunk_size)
     return QueryNeighbors(table, queries, gallery, found.scores, gallery[found.ids], num_positives)
 
 

@@ -83,6 +83,10 @@ def add_report(parser: Parser) -> None:
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
                         help="units that are resampled for confidence intervals (default: classes)")  # fmt: skip
     inputs.add_groups(parser)
+    inputs.add_reranking(
+        parser,
+        "scores and neighbors on a page of one source are re-ranked; with local, images show why they match",
+    )
     inputs.add_embedding(parser)
 
 
@@ -114,8 +118,6 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = _settings(arguments), _make_reranking(arguments)
-    if arguments.rerank == "local":
-        make_reranking = _local_reranking(arguments)
     sources = _embedded(arguments, mapped=True)
     for name, embedded in sources.items():
         if not embedded.table.has("is_query"):  # whose matches may be listed in place of labels
@@ -155,13 +157,15 @@ def report(arguments: Arguments) -> None:
     """Write a page about evaluated images, or several sources side by side: one HTML file that opens from disk."""
     if len(arguments.sources) > 1 and arguments.map_images is not None:
         raise InputError("--map_images is for the page of one source; a comparison has no map")
+    if len(arguments.sources) > 1 and arguments.rerank:
+        raise InputError("--rerank is for the page of one source; vicinal evaluate --compare --rerank compares several")
     _check_sources(arguments)
     from vicinal.workflows.report import default_page, write_report
 
-    settings = _settings(arguments)
+    settings, make_reranking = _settings(arguments), _make_reranking(arguments)
     sources = _embedded(arguments)
     out = arguments.out or default_page(arguments.sources)
-    write_report(out, sources, settings, arguments.title, arguments.map_images)
+    write_report(out, sources, settings, arguments.title, arguments.map_images, make_reranking)
     print_result(str(out))
 
 
@@ -198,13 +202,17 @@ def _settings(arguments: Arguments) -> EvaluationSettings:
 
 def _make_reranking(arguments: Arguments) -> MakeReranking | None:
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
-    if arguments.context and arguments.refiner is None:
+    given = vars(arguments)
+    if given.get("context") and arguments.refiner is None:
         raise InputError("--context is about a refiner; give --refiner too")
-    reranking, refiner = inputs.read_reranking(arguments), inputs.load_refiner(arguments)
+    reranking = inputs.read_reranking(arguments)
+    refiner = inputs.load_refiner(arguments) if given.get("refiner") else None
     if refiner is not None:
         if arguments.rerank == "local":
             raise InputError("--rerank local is for embeddings that are not refined; leave out --refiner")
         return partial(_refinement, refiner, arguments.context or "everything", reranking)
+    if arguments.rerank == "local":
+        return _local_reranking(arguments)
     return None if reranking is None else lambda *_: reranking
 
 

@@ -354,12 +354,11 @@ def build_index(arguments: Arguments) -> None:
     encoder = _local_encoder(arguments, embedded)
     index = _new_index(arguments, embedded, table, refiner)
     if isinstance(index, Index):
-        index.save(arguments.index, arguments.timeout)
+        index.save(arguments.index, arguments.timeout, overwrite=getattr(arguments, "overwrite", False))
     if encoder is not None:
         from vicinal.workflows.local_features import store_local_features
 
         with Index.load(arguments.index, arguments.timeout) as saved:
-            assert isinstance(saved, Index)
             store_local_features(saved, encoder, arguments.local)
 
 
@@ -371,7 +370,11 @@ def _check_local(arguments: Arguments) -> None:
     if not 0 <= weight <= MAX_MAGNITUDE:
         raise InputError(f"--local {weight:g}: the weight of local features must be 0 or larger, and finite")
     if inputs.is_url(arguments.index):
-        raise InputError("local features are stored in a folder, not in a database; leave out --local")
+        from vicinal.retrieval.index.remote.engine_url import EngineURL
+        from vicinal.retrieval.index.remote.remote_engine import NO_CODES
+
+        if EngineURL.parse(arguments.index).engine == "milvus":
+            raise InputError(NO_CODES)
     if arguments.refiner:
         raise InputError("an index of refined embeddings is not re-ranked; leave out --local or --refiner")
 
@@ -392,12 +395,10 @@ def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> N
 
     A build that was killed may have left some out too.
     """
-    if inputs.is_url(arguments.index):
-        return
     from vicinal.retrieval import Index
 
     with Index.load(arguments.index, arguments.timeout) as index:
-        if index.local_settings is None or not isinstance(index, Index) or not len(index.ids_without_local_codes()):
+        if index.local_settings is None or not len(index.ids_without_local_codes()):
             return
         from vicinal.workflows.local_features import fill_local_features, stored_encoder
 

@@ -13,7 +13,7 @@ from vicinal.cli.data import check_not_decided
 from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
 from vicinal.cli.index import add_images, build_index, check_source, fill_local
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import IndexExistsError, InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,9 +62,13 @@ def enroll(arguments: Arguments) -> None:
     reader = inputs.read_embedding(arguments)
     table = reader.embed(source, arguments.split).table if is_stored else reader.read_table(source, arguments.split)
     inputs.require_labels(source, table, "an enrollment")
-    if is_stored and not index_exists(arguments.index, arguments.timeout):
-        build_index(arguments)
-    else:
+    is_added = not is_stored or index_exists(arguments.index, arguments.timeout)
+    if not is_added:
+        try:
+            build_index(arguments)
+        except IndexExistsError:  # another process built it while this one did
+            is_added = True
+    if is_added:
         add_images(arguments)
     with Index.load(arguments.index, arguments.timeout) as index:
         quality = enrolled_quality(index, table)

@@ -238,7 +238,7 @@ def read_reranking(arguments: Arguments) -> Any:
     from vicinal import retrieval
 
     kind = getattr(retrieval, RERANKINGS[arguments.rerank])
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind) if field.name in RERANKING_OPTIONS]
     for name in options:
         if name not in known:
             raise InputError(f"--rerank.{name} is not an option of {arguments.rerank}; its options: {', '.join(known)}")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vicinal.data.table import Table
 from vicinal.evaluation.bootstrap import paired_differences
 from vicinal.evaluation.protocol import evaluate
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling
-from vicinal.retrieval.query_gallery import QueryGallery
-from vicinal.retrieval.reranking.base import RerankedScores, Reranking
-from vicinal.retrieval.reranking.local import LocalReranking, LocalScores
+from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.retrieval.scores import Array
 from vicinal.utils.errors import InputError
 
@@ -67,32 +65,12 @@ def choose_weight(
     """
     if not len(weights) or min(weights) <= 0:
         raise InputError(f"weights are {list(weights)}; give one or more above 0")
-    plain, same = evaluate(embeddings, table, recall_at=[1]), _SamePatches(replace(method, weight=1.0))
-    found = {weight: evaluate(embeddings, table, recall_at=[1], rerank=same.with_weight(weight)) for weight in weights}
+    plain, candidates = evaluate(embeddings, table, recall_at=[1]), {each: method.with_weight(each) for each in weights}
+    found = {
+        weight: evaluate(embeddings, table, recall_at=[1], rerank=candidate) for weight, candidate in candidates.items()
+    }
     scores = {weight: each.metrics[METRIC] for weight, each in found.items()}
     best = max(scores, key=scores.__getitem__)
     gain = paired_differences(plain, found[best], table, resampling).loc[METRIC]
     interval = (float(gain["difference_low"]), float(gain["difference_high"]))
     return WeightChoice(best if interval[0] > 0 else 0.0, plain.metrics[METRIC], scores, interval)
-
-
-class _SamePatches(Reranking):
-    """A re-ranking of one set of images by several weights, whose matching patches are found once."""
-
-    def __init__(self, method: LocalReranking) -> None:
-        self._method = method
-        self._scores: LocalScores | None = None
-
-    def with_weight(self, weight: float) -> _SamePatches:
-        """This object, from now on with another weight."""
-        self._method = replace(self._method, weight=weight)
-        return self
-
-    @property
-    def num_neighbors(self) -> int:
-        return self._method.num_neighbors
-
-    def apply(self, query_gallery: QueryGallery) -> RerankedScores:
-        if self._scores is None:
-            self._scores = self._method.scores(query_gallery)
-        return self._scores.with_weight(self._method.weight)

@@ -81,24 +81,8 @@ class LinearAdapter:
         width, dim = x.shape[1], y.shape[1]
         if method == "procrustes" and width != dim:
             raise InputError(f"procrustes needs equal dimensions, not {width} and {dim}; use ridge")
-        means = np.zeros(width), np.zeros(dim)
-        if method == "ridge":
-            for (_, some), (_, others) in zip(double_blocks(x), double_blocks(y), strict=True):
-                means[0][:] += some.sum(axis=0) / len(x)
-                means[1][:] += others.sum(axis=0) / len(x)
-        squares, products = np.zeros((width, width)), np.zeros((width, dim))
-        for (_, some), (_, others) in zip(double_blocks(x), double_blocks(y), strict=True):
-            centered = some - means[0]
-            squares += centered.T @ centered
-            products += centered.T @ (others - means[1])
-        if not (np.isfinite(squares).all() and np.isfinite(products).all()):
-            raise InputError("the vectors hold numbers too large to multiply; scale them to length 1")
-        if method == "procrustes":
-            left, _, right = scipy.linalg.svd(products)
-            return cls(left @ right, np.zeros(dim), *models)
-        squares[np.diag_indices(width)] += alpha
-        matrix = scipy.linalg.solve(squares, products, assume_a="pos")
-        return cls(matrix, means[1] - means[0] @ matrix, *models)
+        matrix, offset = _procrustes(x, y) if method == "procrustes" else _ridge(x, y, alpha)
+        return cls(matrix, offset, *models)
 
     def fingerprint(self) -> str:
         """Return a short hash of the arrays."""
@@ -155,3 +139,30 @@ class LinearAdapter:
         """
         arrays, models = read_adapter(path)
         return cls(arrays["matrix"], arrays["offset"], models.get("source"), models.get("target"))
+
+
+def _procrustes(x: Array, y: Array) -> tuple[Doubles, Doubles]:
+    left, _, right = scipy.linalg.svd(_product(x, y, 0.0, 0.0))
+    return left @ right, np.zeros(y.shape[1])
+
+
+def _ridge(x: Array, y: Array, alpha: float) -> tuple[Doubles, Doubles]:
+    mean, other = _mean(x), _mean(y)
+    squares = _product(x, x, mean, mean)
+    squares[np.diag_indices(len(squares))] += alpha
+    matrix = scipy.linalg.solve(squares, _product(x, y, mean, other), assume_a="pos")
+    return matrix, other - mean @ matrix
+
+
+def _mean(x: Array) -> Doubles:
+    return sum((block.sum(axis=0) for _, block in double_blocks(x)), np.zeros(x.shape[1])) / len(x)
+
+
+def _product(x: Array, y: Array, x_mean: Doubles | float, y_mean: Doubles | float) -> Doubles:
+    """The product of two matrices over their rows, block by block, each less its mean."""
+    product = np.zeros((x.shape[1], y.shape[1]))
+    for (_, some), (_, others) in zip(double_blocks(x), double_blocks(y), strict=True):
+        product += (some - x_mean).T @ (others - y_mean)
+    if not np.isfinite(product).all():
+        raise InputError("the vectors hold numbers too large to multiply; scale them to length 1")
+    return product

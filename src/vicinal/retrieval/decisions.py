@@ -64,7 +64,9 @@ def match_images(
     """
     calibration = None if options.get("reranking") is not None else index.match_calibration
     if calibration is None and index.calibration is not None and options.get("reranking") is None and min_score is None:
-        raise InputError("the calibration of the index is about identities; use vicinal identify, or give min_score")
+        raise InputError(
+            "the calibration of the index is about identities; use vicinal identify, or give min_score (--min_score)"
+        )
     _check_minima(min_score, min_probability, calibration, is_reranked=options.get("reranking") is not None)
     results: Sequence[SearchResult] = search_images(index, vectors, table, k, exclude_self, **options)
     if calibration is None:
@@ -98,7 +100,8 @@ def _check_minima(
     if is_reranked:
         raise InputError("a calibration is about similarities, not the scores of a re-ranking; leave one of them out")
     raise InputError(
-        "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give min_score"
+        "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give min_score "
+        "(--min_score)"
     )
 
 

@@ -22,6 +22,7 @@ class Exclusions:
 
     Attributes:
         exclude_self: int64 [q], -1 where it was not given.
+        has_groups: whether there are groups.
 
     Raises:
         InputError: an array has the wrong length, or `exclude_self` names a row beyond the gallery.
@@ -45,7 +46,7 @@ class Exclusions:
         self.exclude_self = _checked_column(exclude_self, num_queries, "exclude_self", "query")
         self._query_groups = _checked_column(query_groups, num_queries, "query_groups", "query")
         self._gallery_groups = _checked_column(gallery_groups, num_gallery, "gallery_groups", "gallery vector")
-        self._has_groups = query_groups is not None
+        self.has_groups = query_groups is not None
         check_exclude_self(self.exclude_self, num_gallery)
 
     def check_enough(self, k: int) -> None:
@@ -71,7 +72,7 @@ class Exclusions:
     def num_excluded(self) -> Integers:
         """Return how many gallery vectors are excluded for each query, int64 [q]."""
         in_gallery = self.exclude_self >= 0
-        if not self._has_groups:
+        if not self.has_groups:
             return in_gallery.astype(np.int64)
         ordered = np.sort(self._gallery_groups)
         first, last = (np.searchsorted(ordered, self._query_groups, side) for side in ("left", "right"))
@@ -81,7 +82,7 @@ class Exclusions:
     def allows(self, queries: Integers, rows: Integers) -> Booleans:
         """Return for pairs of queries and gallery rows whether the query may find the row, bool [pairs]."""
         allowed: Booleans = rows != self.exclude_self[queries]
-        if not self._has_groups:
+        if not self.has_groups:
             return allowed
         groups = self._query_groups[queries]
         return allowed & ((groups != self._gallery_groups[rows]) | (groups < 0))
@@ -99,7 +100,7 @@ class Exclusions:
             columns = torch.from_numpy(own_rows) - start
             rows = ((columns >= 0) & (columns < scores.shape[1])).nonzero().flatten()
             scores[rows.to(scores.device), columns[rows].to(scores.device)] = -torch.inf
-        if self._has_groups:
+        if self.has_groups:
             query_groups = torch.from_numpy(self._query_groups[queries]).to(scores.device)[:, None]
             gallery_groups = torch.from_numpy(self._gallery_groups[start : start + scores.shape[1]]).to(scores.device)
             scores.masked_fill_((query_groups == gallery_groups) & (query_groups >= 0), -torch.inf)

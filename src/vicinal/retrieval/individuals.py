@@ -104,9 +104,10 @@ def _thresholds(index: ImageIndex, calibration: Calibration | None, min_score: f
         return min_score, min_score
     if calibration is None:
         raise InputError("the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give "
-                         "min_score")  # fmt: skip
+                         "min_score (--min_score)")  # fmt: skip
     if calibration.cluster_threshold is None:
-        raise InputError("the calibration has no cluster_threshold, as its classes have one photo each; give min_score")
+        raise InputError("the calibration has no cluster_threshold, as its classes have one photo each; give min_score "
+                         "(--min_score)")  # fmt: skip
     return calibration.threshold, calibration.cluster_threshold
 
 

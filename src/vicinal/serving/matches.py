@@ -112,8 +112,7 @@ def _add_patches(matches: list[dict[str, Any]], reranking: Any, row: int) -> Non
     """Add the places of matching patches to the matches of a query; see :class:`~vicinal.retrieval.PatchMatches`."""
     found = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
     for match, patches in zip(matches, found, strict=True):
-        places = np.hstack([patches.query_points, patches.points, patches.similarities[:, None]])
-        match["patches"] = places.round(4).tolist()
+        match["patches"] = patches.to_list()
 
 
 def _reranking(name: str, index: Any, codes: Sequence[Any]) -> Any:

@@ -87,19 +87,21 @@ class RemoteStore(Store):
     ) -> Future[list[int]]:  # fmt: skip
         self.check_writable()
         with self._pool_lock:
-            return self._pool.submit(self._add, vectors, dict(columns), key, epoch)
+            return self._pool.submit(self._add, vectors, dict(columns), key, codes, epoch)
 
-    def _add(self, vectors: Floats, columns: dict[str, Any], key: str | None, epoch: int | None) -> list[int]:
+    def _add(
+        self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None, epoch: int | None
+    ) -> list[int]:
         """Add an item; waits while the model of an upgraded index is loaded."""
         deadline = time.monotonic() + self.limits.request_seconds
         while epoch in (None, self.epoch):
             with suppress(StaleGenerationError):
-                return self._insert(vectors, columns, key)
+                return self._insert(vectors, columns, key, codes)
             if self.load_model is None or time.monotonic() > deadline or self._stop.wait(WAIT_SECONDS):
                 raise Problem(503, "the change cannot be written now", {"Retry-After": "10"})
         raise UpgradedError("the model has changed")
 
-    def _insert(self, vectors: Floats, columns: dict[str, Any], key: str | None) -> list[int]:
+    def _insert(self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None) -> list[int]:
         known = None if key is None else self.added_with(key)
         if known is not None:
             return known
@@ -108,6 +110,8 @@ class RemoteStore(Store):
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
         self.index.insert(number, vectors, row)
+        if codes is not None:
+            self.index.add_local_codes(np.array([number]), [codes])
         return [number]
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:

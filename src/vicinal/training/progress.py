@@ -52,6 +52,11 @@ class Progress:
     loss: float = math.nan
     seconds: float = 0.0
 
+    @property
+    def keeps_zero_shot(self) -> bool:
+        """Whether no score is better than that of the pretrained network; equal ones, as of one class, show nothing."""
+        return self.zero_shot >= self.best > -math.inf
+
     def count_step(self) -> None:
         """Count a step of the optimizer."""
         self.step += 1
@@ -73,7 +78,7 @@ class Progress:
         return True
 
 
-MIN_EPOCHS, MIN_STEPS = 4, 60
+MIN_EPOCHS, MIN_STEPS = 4, 30
 """The default length of a run: this number of epochs, or the number that takes this many steps."""
 
 
@@ -84,7 +89,7 @@ def fit_epochs(steps_per_epoch: int) -> int:
 
     Example:
         >>> fit_epochs(steps_per_epoch=400), fit_epochs(steps_per_epoch=3)
-        (4, 20)
+        (4, 10)
     """
     return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
 

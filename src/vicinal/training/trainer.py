@@ -373,7 +373,7 @@ class Trainer(BaseTrainer):
         embedder = self.embedder
         if metrics:
             metrics = {**metrics, **self._zero_shot_metrics()}
-            if self.progress.zero_shot > self.progress.best and not self.is_compatible:
+            if self.progress.keeps_zero_shot and not self.is_compatible:
                 embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
             self._tell_scores()
         class_centers.save_centers(self.run.centers, self.loss, self.images.table.classes)
@@ -387,9 +387,9 @@ class Trainer(BaseTrainer):
 
     def _tell_scores(self) -> None:
         progress, metric = self.progress, self.settings.validation.metric
-        if progress.zero_shot > progress.best and self.is_compatible:
+        if progress.keeps_zero_shot and self.is_compatible:
             log(f"no epoch had a higher {metric} than zero-shot, which is not compatible with the old model")
-        elif progress.zero_shot > progress.best:
+        elif progress.keeps_zero_shot:
             log(f"no epoch had a higher {metric} than zero-shot: the model is the pretrained network")
         elif progress.best_epoch == 0:
             log(f"no epoch had a higher {metric} than before training: the model is the untrained one")

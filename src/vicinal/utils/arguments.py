@@ -36,14 +36,15 @@ def check_finite(owner: object, **values: object) -> None:
     """Check that every value is a finite number, from -1e12 to 1e12."""
     for name, value in values.items():
         if not _is_within_limits(value):
-            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be a finite number{_limits(value)}")
+            limits = _limits(value) if is_number(value) and abs(value) < math.inf else ""
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be a finite number{limits}")
 
 
 def check_nonnegative(owner: object, **values: object) -> None:
     """Check that every value is a number from 0 to 1e12."""
     for name, value in values.items():
         if not (_is_within_limits(value) and value >= 0):
-            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must not be negative{_limits(value)}")
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be at least 0{_limits(value)}")
 
 
 def check_fraction(owner: object, **values: object) -> None:
@@ -97,6 +98,8 @@ def _limits(value: object) -> str:
     """The end of a message about a number that is refused for its magnitude alone."""
     if not is_number(value):
         return " and a number"
+    if not abs(value) < math.inf:  # also of NaN
+        return " and finite"
     is_too_large_or_small = MAX_MAGNITUDE < abs(value) < math.inf or 0 < abs(value) < 1 / MAX_MAGNITUDE
     return f", from {1 / MAX_MAGNITUDE:g} to {MAX_MAGNITUDE:g} in magnitude" if is_too_large_or_small else ""
 

@@ -53,6 +53,17 @@ class EngineRefusedError(InputError):
     """A database answers, but refuses the connection, or does not have the table any more."""
 
 
+class IndexExistsError(InputError):
+    """There is an index already, perhaps one that another process built meanwhile.
+
+    Args:
+        place: its folder or URL.
+    """
+
+    def __init__(self, place: object) -> None:
+        super().__init__(f"{place} is an index already; add to it, or overwrite it")
+
+
 def explained(error: BaseException) -> tuple[str, int] | None:
     """The message and the exit status of an error that a user can cause; None for any other.
 

@@ -55,7 +55,7 @@ def enrollment_text(quality: pd.DataFrame, index: ImageIndex) -> str:
 
 
 def is_undecided(index: ImageIndex, table: Table, ask_again: bool = False) -> Booleans:
-    """Whether each photo is neither in an index nor one that was decided to be not sure, bool [rows].
+    """Whether each photo neither has an identity in an index nor was decided to be not sure, bool [rows].
 
     Args:
         index: of identities.
@@ -64,7 +64,7 @@ def is_undecided(index: ImageIndex, table: Table, ask_again: bool = False) -> Bo
     """
     if not table.has("path"):
         return np.ones(len(table), dtype=bool)
-    undecided: Booleans = index.ids_by_key(table.image_keys) < 0
+    undecided: Booleans = _enrolled_as(index, table).isna().to_numpy()
     return undecided if ask_again else undecided & ~np.isin(table.image_keys, index.unsure)
 
 
@@ -105,8 +105,9 @@ def apply_identity_decisions(
 
     The file is a CSV file with the columns `path`, `decision` (`same`, `new`, `not sure` or empty) and `identity`, as
     the page of `vicinal identify` saves it; paths are read as by :func:`~vicinal.data.apply_decisions`. A photo is
-    enrolled under an identity of the index (`same`) or another one (`new`). One that is not sure is remembered, so that
-    it is not proposed again. Decisions that were applied before change nothing.
+    enrolled under an identity of the index (`same`) or another one (`new`), also one that the index has without any.
+    One that is not sure is remembered, so that it is not proposed again. Decisions that were applied before change
+    nothing.
 
     Args:
         place: the folder of an index of identities, or its URL.
@@ -128,7 +129,7 @@ def apply_identity_decisions(
     with Index.load(place, timeout) as index:
         rows = np.array(list(_plan(index, table, decided).labels), dtype=np.int64)
     embedded = embed(rows) if len(rows) else None
-    with Index.open(place, timeout) as index:
+    with Index.open(place, timeout) as index, index.transaction():
         plan = _plan(index, table, decided)  # another process may have changed it meanwhile
         if embedded is not None and plan.labels:
             is_left = np.isin(rows, list(plan.labels))
@@ -142,28 +143,31 @@ def apply_identity_decisions(
 
 
 def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> Plan:
-    names, ids = {str(name): name for name in _identities(index)}, index.ids_by_key(table.image_keys)
+    names, enrolled = {str(name): name for name in _identities(index)}, _enrolled_as(index, table)
     labels: dict[int, Any] = {}
     unsure: set[str] = set()
     for row, each in decided.items():
+        label = enrolled.iloc[row]
         if each.action == "not sure":
-            unsure |= {table.image_keys[row]} if ids[row] < 0 else set()
-        elif ids[row] < 0:
+            unsure |= {table.image_keys[row]} if label is None else set()
+        elif label is None:
             labels[row] = _name(each, names)
-        elif (label := _label(index, ids[row])) != each.new_label:
-            under = "without an identity" if label is None else f"under another identity, {quoted(label)}"
+        elif str(label) != each.new_label:
             raise InputError(
-                f"{each.where}: the photo is in the gallery {under}; delete it first: vicinal index delete"
+                f"{each.where}: the photo is in the gallery under another identity, {quoted(str(label))}; delete it "
+                "first: vicinal index delete"
             )
     unsure -= {*index.unsure}
     counts = {action: sum(decided[row].action == action for row in labels) for action in ("same", "new")}
     return Plan(labels, unsure, {**counts, "not sure": len(unsure)})
 
 
-def _label(index: ImageIndex, number: int) -> str | None:
-    """The identity of a photo of the index as text; None without one."""
-    labels = index.lookup([number]).get("label", pd.Series([None])).dropna()
-    return str(labels.iloc[0]) if len(labels) else None
+def _enrolled_as(index: ImageIndex, table: Table) -> pd.Series:
+    """The identity that each photo has in an index, [rows]; None for those without one, and for those not in it."""
+    ids = index.ids_by_key(table.image_keys)
+    frame = index.lookup(np.unique(ids[ids >= 0]), skip_unknown=True)
+    labels = frame.set_index("id")["label"].dropna().to_dict() if "label" in frame else {}
+    return pd.Series([labels.get(number) for number in ids.tolist()], dtype=object)
 
 
 def _identities(index: ImageIndex) -> list[Any]:

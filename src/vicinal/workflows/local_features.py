@@ -14,7 +14,6 @@ from vicinal.evaluation.reranking_weight import choose_weight
 from vicinal.models import Embedder
 from vicinal.models.feature_maps import patch_transform
 from vicinal.models.module_embedder import ModuleEmbedder
-from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
@@ -99,11 +98,11 @@ def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> 
     )
 
 
-def store_local_features(index: Index, encoder: LocalEncoder, weight: float) -> None:
-    """Let an index in a folder store local features, and compute those of its images.
+def store_local_features(index: ImageIndex, encoder: LocalEncoder, weight: float) -> None:
+    """Let an index in a folder or in PostgreSQL store local features, and compute those of its images.
 
     Raises:
-        InputError: an image cannot be read; those before it are stored.
+        InputError: an image cannot be read, those before it are stored; or the index is in Milvus, which stores none.
         OSError: they cannot be written.
     """
     index.store_local_codes({**encoder.to_settings(), "weight": weight})
@@ -111,7 +110,7 @@ def store_local_features(index: Index, encoder: LocalEncoder, weight: float) -> 
 
 
 def fill_local_features(
-    index: Index, encoder: LocalEncoder, settings: Mapping[str, Any] | None = None, left_out: Sequence[int] = ()
+    index: ImageIndex, encoder: LocalEncoder, settings: Mapping[str, Any] | None = None, left_out: Sequence[int] = ()
 ) -> None:
     """Compute and store the local features of the images of an index whose local features are not stored yet.
 

@@ -9,10 +9,18 @@ from typing import Any
 
 from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differences
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
+from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
-from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, costs_of, evaluate_sources, resampling_of
+from vicinal.workflows.evaluate import (
+    EvaluatedSource,
+    MakeReranking,
+    check_same_images,
+    costs_of,
+    evaluate_sources,
+    resampling_of,
+)
 from vicinal.workflows.settings import EvaluationSettings
 from vicinal.workflows.source import Source
 
@@ -30,6 +38,7 @@ def write_report(
     settings: EvaluationSettings,
     title: str | None = None,
     map_images: int | None = None,
+    make_reranking: MakeReranking | None = None,
 ) -> None:
     """Evaluate and write the page of one source, or of several compared with the first one.
 
@@ -41,17 +50,21 @@ def write_report(
             message.
         title: of the page; by default made of the names.
         map_images: the number of images on the map; by default that of the page.
+        make_reranking: makes the re-ranking of a single source.
 
     Raises:
         InputError: something that is asked for cannot be computed with these embeddings.
         OSError: the page cannot be written.
     """
     unlabeled = [name for name, embedded in sources.items() if not embedded.table.has("label")]
+    rerank = None if make_reranking is None else make_reranking(*next(iter(sources.items())))
     if unlabeled and len(sources) == 1:
-        return _write_unlabeled(out, *next(iter(sources.items())), settings, title, map_images)
+        return _write_unlabeled(out, *next(iter(sources.items())), settings, title, map_images, rerank)
     if unlabeled:
         raise InputError(f"{unlabeled[0]} has no labels, which a comparison needs; give one source for a page about it")
-    evaluated = evaluate_sources(sources, replace(settings, protocol="standard"))
+    evaluated = evaluate_sources(
+        sources, replace(settings, protocol="standard"), None if rerank is None else lambda *_: rerank
+    )
     results = ResultsTable.concat(_results(each, evaluated[0], settings) for each in evaluated)
     results = replace(results, costs=costs_of(evaluated))
     sets = {each.name: _evaluated_embeddings(each, sources[each.name]) for each in evaluated}
@@ -60,7 +73,8 @@ def write_report(
         more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
         write_page(
             out, only.vectors, only.table, only.evaluation, title=title or _short(name), run=only.run,
-            backbone=only.backbone, num_left_out=only.num_left_out, results=results, seed=settings.seed, **more,
+            backbone=only.backbone, num_left_out=only.num_left_out, results=results, rerank=rerank, seed=settings.seed,
+            **more,
         )  # fmt: skip
     else:
         write_comparison_page(
@@ -75,6 +89,7 @@ def _write_unlabeled(
     settings: EvaluationSettings,
     title: str | None,
     map_images: int | None,
+    rerank: Reranking | None,
 ) -> None:
     for flag in ("recall_at", "metrics", "hierarchy"):
         if getattr(settings, flag):
@@ -83,7 +98,7 @@ def _write_unlabeled(
     more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
     write_unlabeled_page(
         out, embedded.vectors, embedded.table, title=title or _short(name), backbone=embedded.backbone,
-        num_left_out=embedded.num_left_out, seed=settings.seed, **more,
+        num_left_out=embedded.num_left_out, rerank=rerank, seed=settings.seed, **more,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, converted_r
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
+from vicinal.utils.errors import IndexExistsError
 from vicinal.utils.files import file_digest
 
 if TYPE_CHECKING:
@@ -250,11 +252,12 @@ def sync_index(
         num_unreadable += len(facts) - len(embedded.table)
         exists = exists or index_exists(folder, timeout)  # another process may have built it meanwhile
         if not exists:
-            built = build(embedded)
-            if isinstance(built, Index):
-                built.save(folder, timeout)
             exists = True
-            continue
+            with suppress(IndexExistsError):  # another process built it while this one did
+                built = build(embedded)
+                if isinstance(built, Index):
+                    built.save(folder, timeout, overwrite=False)
+                continue
         with Index.open(folder, timeout) as index:
             upsert(index, embedded)  # in place of changed images, or of those that another process added
         if start + block_size < len(rows):

@@ -185,6 +185,10 @@ def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, r
             f"{folder} holds refined embeddings, and its refiner is for its model; give one for the new model with "
             "--refiner (`vicinal refine` trains it), or build the index again"
         )
+    if is_engine_url(folder) and index.local_settings is not None:
+        raise InputError(
+            f"{folder} stores local features of its model in a database; build the index again with --local"
+        )
     if refiner is not None:
         if is_engine_url(folder):
             raise InputError(

@@ -20,14 +20,8 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PLAYWRIGHT = Path.home() / ".cache/ms-playwright"
-OPTIONS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--disable-dev-shm-usage",
-)
+OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+OPTIONS += ["--disable-dev-shm-usage"]
 PIPES = "import os, sys; [os.dup2(int(sys.argv[at]), 2 + at) for at in (1, 2)]; os.execv(sys.argv[3], sys.argv[3:])"
 BUTTONS = {"left": 1, "right": 2, "middle": 4}
 KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
@@ -146,16 +140,8 @@ class Browser:
     def pointer(self, kind: str, x: float, y: float, held: bool = False, name: str = "left") -> None:
         """Move, press or release the pointer; `kind` is Moved, Pressed or Released."""
         button = name if held or kind != "Moved" else "none"
-        clicks = int(kind != "Moved")
-        self.send(
-            "Input.dispatchMouseEvent",
-            type=f"mouse{kind}",
-            x=x,
-            y=y,
-            button=button,
-            buttons=BUTTONS[name] if held else 0,
-            clickCount=clicks,
-        )
+        more = {"button": button, "buttons": BUTTONS[name] if held else 0, "clickCount": int(kind != "Moved")}
+        self.send("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **more)
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
         """Left, top, width and height of an element, which is scrolled to."""
@@ -193,23 +179,10 @@ def browser(program: str, folder: Path) -> Iterator[Browser]:
     (theirs_in, to), (back, theirs_out) = ([fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in pipe] for pipe in pipes)
     for end in (end for pipe in pipes for end in pipe):
         os.close(end)
-    command = [
-        sys.executable,
-        "-c",
-        PIPES,
-        str(theirs_in),
-        str(theirs_out),
-        program,
-        *OPTIONS,
-        "--remote-debugging-pipe",
-    ]
+    command = [sys.executable, "-c", PIPES, str(theirs_in), str(theirs_out), program, *OPTIONS]
+    command += ["--remote-debugging-pipe", f"--user-data-dir={folder / 'profile'}"]
     with (folder / "browser.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, f"--user-data-dir={folder / 'profile'}"],
-            pass_fds=(theirs_in, theirs_out),
-            stderr=log,
-            stdout=log,
-        )
+        process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), stderr=log, stdout=log)
     os.close(theirs_in)
     os.close(theirs_out)
     try:

@@ -51,6 +51,18 @@ def with_interval(evaluation: Evaluation, name: str = "recall@1", low: float = 0
     return replace(evaluation.to_results(intervals=intervals), confidence_level=0.95)
 
 
+def write_run(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("loss:\n  margin: 0.1  # </pre><script>\n", encoding="utf-8")
+    (folder / "log.csv").write_text(
+        "step,epoch,loss,lr model\n" + "".join(f"{n},0,{3 / n},0.1\n" for n in range(1, 9)) + "9,"
+    )
+    (folder / "metrics.csv").write_text("step,epoch,recall@1,mAP@R\n4,1,0.5,0.3\n8,2,0.75,0.4\n")
+    frame = pd.DataFrame({"label": [1, 1, 2, 2], "split": ["train", "train", "test", "test"]})
+    Table(frame).save(folder / "table.parquet")
+    return folder
+
+
 Bounds = dict[str, tuple[float, float]]
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.report.page.browser import Browser
-from tests.report.page.cases import digits_case, results_of, with_interval
-from tests.report.page.test_single import write_run
+from tests.report.page.cases import Case, results_of, with_interval
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
@@ -100,12 +99,9 @@ def text_of(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("pages")
-    case = digits_case(tmp_path_factory.mktemp("digits"))
+def pages(digits: Case, run: Path, written: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, case = tmp_path_factory.mktemp("pages"), digits
     noisy = (case.vectors + np.random.default_rng(0).normal(0, 6, case.vectors.shape)).astype(np.float32)
-    run = write_run(folder / "run")
-    write_page(folder / "one.html", *case, run=run, results=with_interval(case.evaluation))
     other = EvaluatedEmbeddings(noisy, case.table, evaluate(noisy, case.table))
     sets = {"plain": EvaluatedEmbeddings(*case, run=run), "noisy": other}
     apart = {"noisy": {"mAP": (-0.3, -0.1), "recall@1": (-1.0, 1.0)}}
@@ -118,7 +114,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         results=with_interval(found, "mAP@R"),
     )  # fmt: skip
     write_unlabeled_page(folder / "unlabeled.html", case.vectors, Table(frame[["path"]]))
-    return {name: folder / f"{name}.html" for name in ("one", "two", "names", "unlabeled")}
+    return {"one": written} | {name: folder / f"{name}.html" for name in ("two", "names", "unlabeled")}
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

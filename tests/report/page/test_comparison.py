@@ -5,21 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.report.page.cases import Case, Page, digits_case, results_of
-from tests.report.page.test_single import write_run
+from tests.report.page.cases import Case, Page, results_of, write_run
 from vicinal.analysis import query_changes
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.evaluation.bootstrap import common_metrics
-from vicinal.report.page.comparison import EvaluatedEmbeddings, write_comparison_page
+from vicinal.report import write_comparison_page
+from vicinal.report.page.comparison import EvaluatedEmbeddings
 from vicinal.utils.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EvaluatedEmbeddings]:
-    case = digits_case(tmp_path_factory.mktemp("digits"))
-    noise = np.random.default_rng(0).normal(0, 6, case.vectors.shape)
-    return {"noisy <b>": EvaluatedEmbeddings(*noised(case, noise)), "plain": EvaluatedEmbeddings(*case)}
+def sets(digits: Case) -> dict[str, EvaluatedEmbeddings]:
+    noise = np.random.default_rng(0).normal(0, 6, digits.vectors.shape)
+    return {"noisy <b>": EvaluatedEmbeddings(*noised(digits, noise)), "plain": EvaluatedEmbeddings(*digits)}
 
 
 def noised(case: Case, noise: np.ndarray) -> Case:
@@ -28,18 +27,23 @@ def noised(case: Case, noise: np.ndarray) -> Case:
 
 
 def test_differences_come_first(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
-    results = results_of(sets, {"plain": {"mAP": (0.5, 0.6)}}, {"plain": {"recall@1": (0.01, 0.2)}})
+    """With p-values where there are some, and clear where the interval leaves out zero."""
+    apart = {"recall@1": (0.01, 0.2), "recall@2": (-0.2, -0.01), "mAP": (-0.1, 0.1)}
+    results = results_of(sets, {"plain": {"mAP": (0.5, 0.6)}}, {"plain": apart}, confidence_level=0.9)
+    frame = results.frame
+    frame.loc[(frame["model"] == "plain") & (frame["metric"] == "recall@1"), "p_value"] = 0.0123
     write_comparison_page(tmp_path / "page.html", sets, results=results)
     page = Page(tmp_path / "page.html")
     assert page.sections == ["metrics", "changes", "similarities", "data"]
     assert page.unclosed == []
     before, after = (each.evaluation.metrics["recall@1"] for each in sets.values())
-    assert f"{100 * (after - before):+.2f}" in page.words
-    assert "+1.00 to +20.00" in page.words
-    assert "50.00 to 60.00 %" in page.words
-    assert "noisy <b>" in page.words
+    for text in (f"{100 * (after - before):+.2f}", "+1.00 to +20.00", "50.00 to 60.00 %", "90 % intervals",
+                 "metricplain − noisy <b>noisy <b>plain", "so large a difference (permutation test)"):  # fmt: skip
+        assert text in page.words
     shared = common_metrics(*(each.evaluation for each in sets.values()))
     assert page.words.count("★") == len(shared) + 1  # and the caption
+    assert page.words.count("p = 0.012") == 1
+    assert [page.words.count(word) for word in ("▲ better", "▼ worse", "not clear")] == [1, 1, 1]
 
 
 def test_queries_that_changed(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
@@ -47,6 +51,7 @@ def test_queries_that_changed(sets: dict[str, EvaluatedEmbeddings], tmp_path) ->
     differences = query_changes(before.evaluation, before.table, after.evaluation, after.table)["difference"]
     write_comparison_page(tmp_path / "page.html", sets)
     page = Page(tmp_path / "page.html")
+    assert "permutation test" not in page.words
     better, worse = (differences > 0).sum(), (differences < 0).sum()
     assert f"{better} of 200 queries got better, {worse} worse" in page.words
     assert f"{100 * differences.max():+.1f}" in page.words
@@ -90,27 +95,3 @@ def test_bad_input(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
         with pytest.raises(InputError, match="is not both in the sets and in the results"):
             write_comparison_page(tmp_path / "page.html", sets, results=results_of(some))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_differences_have_p_values_and_come_before_the_values(sets: dict[str, EvaluatedEmbeddings], tmp_path) -> None:
-    results = results_of(sets, differences={"plain": {"recall@1": (0.01, 0.2)}})
-    frame = results.frame
-    frame.loc[(frame["model"] == "plain") & (frame["metric"] == "recall@1"), "p_value"] = 0.0123
-    write_comparison_page(tmp_path / "page.html", sets, results=results)
-    words = Page(tmp_path / "page.html").words
-    assert words.count("p = 0.012") == 1
-    assert "so large a difference (permutation test)" in words
-    assert "metricplain − noisy <b>noisy <b>plain" in words
-    write_comparison_page(tmp_path / "page.html", sets)
-    assert "permutation test" not in Page(tmp_path / "page.html").words
-
-
-def test_differences_are_clear_where_the_interval_leaves_out_zero(
-    sets: dict[str, EvaluatedEmbeddings], tmp_path
-) -> None:
-    ends = {"recall@1": (0.01, 0.2), "recall@2": (-0.2, -0.01), "mAP": (-0.1, 0.1)}
-    results = results_of(sets, differences={"plain": ends}, confidence_level=0.9)
-    write_comparison_page(tmp_path / "page.html", sets, results=results)
-    words = Page(tmp_path / "page.html").words
-    assert [words.count(word) for word in ("▲ better", "▼ worse", "not clear")] == [1, 1, 1]
-    assert "90 % intervals" in words

@@ -7,15 +7,8 @@ import pytest
 
 from vicinal.report.page.markup import document, element, joined, section, table
 
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "'; --",
-    "a & b",
-    "{{script}}",
-    "]]>",
-    "</title>",
-]
+HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "'; --", "a & b", "{{script}}", "]]>"]
+HOSTILE += ["</title>"]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -45,11 +38,3 @@ def test_page_puts_parts_in_once_and_what_they_say_is_not_replaced() -> None:
     assert '<p>{{header}}</p><ul aria-label="{{header}}"><li><a href="#one">{{main}}</a></li></ul>' in whole
     assert "empty" not in whole.split("<nav")[1].split("</nav>")[0]
     assert '{"a":"{{title}}"}' in whole
-
-
-def test_table_has_scopes() -> None:
-    made = table("What", ["name", "value"], [["a", 1], ["b", 2]], numbers=[1])
-    assert "<caption>What</caption>" in made
-    assert made.count('scope="col"') == 2
-    assert made.count('<th scope="row">') == 2
-    assert made.count('<td class="number">') == 2

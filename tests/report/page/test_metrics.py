@@ -9,37 +9,7 @@ import pytest
 
 from tests.report.page.cases import case_of
 from vicinal.evaluation import Evaluation, ResultsTable
-from vicinal.report.page.metrics import bar, meaning, metrics_section
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "recall@1",
-        "recall@10",
-        "positives_recall@5",
-        "precision@10",
-        "mAP@R",
-        "mAP@1000",
-        "mAP",
-        "R-precision",
-        "MRR",
-        "AMI",
-    ],
-)
-def test_every_metric_has_a_meaning(name: str) -> None:
-    assert meaning(name)
-    assert "{" not in meaning(name)
-
-
-@pytest.mark.parametrize(("level", "relevant"), [("easy", "easy"), ("medium", "easy and hard"), ("hard", "hard")])
-def test_difficulties_of_the_revisited_sets_are_no_classes(level: str, relevant: str) -> None:
-    for name in ("mAP", "mP@10"):
-        said = meaning(f"{level}/{name}")
-        assert said.endswith(f"; {relevant} images are relevant")
-        assert "class" not in said
-    assert "first 10 images" in meaning(f"{level}/mP@10")
-    assert meaning(f"{level}/mine") == ""
+from vicinal.report.page.metrics import bar, metrics_section
 
 
 def results_of(evaluation: Evaluation, intervals: bool = True) -> ResultsTable:

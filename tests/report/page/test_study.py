@@ -9,8 +9,8 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from tests.report.page.browser import Browser, browser, chromium
-from vicinal.report.page.study import StudyTrial, write_study_page
+from tests.report.page.browser import Browser
+from vicinal.report import StudyTrial, write_study_page
 
 EVIL = "<script>alert(1)</script>"
 TRIALS = [
@@ -22,7 +22,7 @@ TRIALS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def study() -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize")
@@ -33,13 +33,14 @@ def study() -> optuna.Study:
     return study
 
 
-@pytest.fixture
-def page(tmp_path: Path, study: optuna.Study) -> Path:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, study: optuna.Study) -> Path:
+    path = tmp_path_factory.mktemp("study") / "report.html"
     write_study_page(
-        tmp_path / "report.html", TRIALS, metric="recall@1", best=3, recipe=f"data: {{source: {EVIL}}}\n",
+        path, TRIALS, metric="recall@1", best=3, recipe=f"data: {{source: {EVIL}}}\n",
         importances={"optimizer.lr": 0.75, "loss": 0.25}, test={"recall@1": 0.6}, study=study, title=EVIL,
     )  # fmt: skip
-    return tmp_path / "report.html"
+    return path
 
 
 def test_a_page_has_all_trials_the_best_one_first(page: Path) -> None:
@@ -61,18 +62,10 @@ def test_the_plots_of_optuna_have_the_colors_of_the_page(page: Path) -> None:
     assert all(f">{name}<" in plots[0] for name in ("optimizer.lr", "loss", "recall@1"))
 
 
-def check_shown(tab: Browser, page: Path, width: int, dark: bool) -> None:
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_browser_shows_it_without_an_error_or_a_request(page: Path, tab: Browser, width: int, dark: bool) -> None:
     tab.open(page, width=width, dark=dark)
     assert not tab.errors
     assert tab.requests == [page.as_uri()]
     assert tab.ask("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-@pytest.mark.skipif(chromium() is None, reason="no Chromium is installed")
-def test_a_browser_shows_it_without_an_error_or_a_request(page: Path, tmp_path: Path) -> None:
-    program = chromium()
-    assert program is not None
-    with browser(program, tmp_path) as tab:
-        for width in (1400, 400):
-            for dark in (False, True):
-                check_shown(tab, page, width, dark)

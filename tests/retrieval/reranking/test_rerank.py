@@ -218,12 +218,12 @@ def test_bad_input(monkeypatch) -> None:
     for make, message in (
         (lambda: ContextualReranking(k=1), "k = 1 leaves an image alone with itself; use k >= 2"),
         (lambda: ContextualReranking(beta=1), "beta = 1 must be from 0 to below 1"),
-        (lambda: ContextualReranking(epsilon=-0.1), "epsilon = -0.1 must not be negative"),
+        (lambda: ContextualReranking(epsilon=-0.1), "epsilon = -0.1 must be at least 0"),
         (lambda: ReciprocalReranking(k1=3, k2=4), "k2 = 4 must not be larger than k1 = 3"),
         (lambda: ReciprocalReranking(lam=1e-39), "lam = 1e-39 must be from 1e-30 to 1"),  # 1 / lam is not a float32
         (lambda: ContextualReranking(k=True), "k = True must be at least 1, a whole number"),
         (lambda: QueryExpansion(n=0), "QueryExpansion: n = 0 must be at least 1"),
-        (lambda: DatabaseAugmentation(alpha=-1), "DatabaseAugmentation: alpha = -1 must not be negative"),
+        (lambda: DatabaseAugmentation(alpha=-1), "DatabaseAugmentation: alpha = -1 must be at least 0"),
     ):
         with pytest.raises(InputError, match=message):
             make()

@@ -127,7 +127,7 @@ def test_one_cycle_changes_the_momentum_of_every_part(small: list[str], tmp_path
 
 def test_a_run_without_a_length_has_enough_steps_of_the_optimizer(small: list[str], tmp_path: Path) -> None:
     settings = [each for each in small if not each.startswith("--epochs")]
-    for more, epochs in (([], 20), (["--accumulate_grad_batches=3"], 60), (["--steps_per_epoch=50"], 4)):
+    for more, epochs in (([], 10), (["--accumulate_grad_batches=3"], 30), (["--steps_per_epoch=50"], 4)):
         one = trainer(settings, tmp_path / str(epochs), *more)
         assert (one.length.epochs, one.fitted_recipe.settings.epochs) == (epochs, epochs)
 

@@ -16,11 +16,13 @@ from vicinal.data.columns import Box, row_boxes
 from vicinal.data.images.decoding import thumbnail
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths
+from vicinal.retrieval.reranking.base import Reranking
+from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.utils.console import counted, shorten
 from vicinal.utils.errors import InputError
 
 MATCH, MISMATCH = "✓", "✗"  # marks for readers who cannot tell green from red
-KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: cosine similarity"
+KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of another · numbers: "
 MAX_NEIGHBORS = 8  # shown of a query
 PHONE_FRAMES = 4  # beside each other on a phone: a query and three neighbors; see the style sheet
 MAX_LABEL_LENGTH = 36  # characters below an image
@@ -29,11 +31,17 @@ MAX_LABEL_LENGTH = 36  # characters below an image
 class ImageFrames:
     """Makes the frames of the images of one table.
 
+    Attributes:
+        score: the name of the number of a neighbor.
+        numbers: what these numbers are.
+
     Args:
         thumbnails: collects the images.
         table: with labels, paths or both. Without labels the names of files are in their place, and no frame says
             whether a neighbor is right; without paths a frame shows the row's number in place of an image.
     """
+
+    score, numbers = "similarity", "cosine similarity"
 
     def __init__(self, thumbnails: Thumbnails, table: Table) -> None:
         self.thumbnails, self.table = thumbnails, table
@@ -71,6 +79,10 @@ class ImageFrames:
         image = element("img", data_image=number, alt=f"{text}, {kind} {self.labels[row]}")
         return element("span", image, class_="picture")
 
+    def data(self) -> dict[str, object]:
+        """What the script needs beside the images."""
+        return {}
+
     def query(self, row: int) -> Markup:
         """The frame of a query."""
         return self.frame(row, "query", "query", "query")
@@ -78,10 +90,10 @@ class ImageFrames:
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
         """The frame of a neighbor, which shows whether it is of the query's class, if classes are known."""
         if not self.table.has("label"):
-            text = f"neighbor {rank}, similarity {similarity:.3f}"
+            text = f"neighbor {rank}, {self.score} {similarity:.3f}"
             return self.frame(row, "plain", f"{similarity:.2f}", text)
         kind, mark = ("match", MATCH) if self.labels[query] == self.labels[row] else ("mismatch", MISMATCH)
-        text = f"neighbor {rank}, {kind}, similarity {similarity:.3f}"
+        text = f"neighbor {rank}, {kind}, {self.score} {similarity:.3f}"
         return self.frame(row, kind, f"{mark} {similarity:.2f}", text)
 
     def ranking(self, neighbors: QueryNeighbors, query: int, max_neighbors: int = MAX_NEIGHBORS) -> Markup:
@@ -93,9 +105,36 @@ class ImageFrames:
         return frame_list([self.query(query), *(self.neighbor(query, *each) for each in nearest)])
 
 
-def key() -> Markup:
+class RerankedFrames(ImageFrames):
+    """Frames of images that a method re-ranks; by local features, with the patches that neighbors have in common."""
+
+    score, numbers = "score", "score after re-ranking"
+
+    def __init__(self, thumbnails: Thumbnails, table: Table, method: Reranking) -> None:
+        super().__init__(thumbnails, table)
+        self._method, self._patches = method, dict[str, list[list[float]]]()
+
+    def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
+        if isinstance(self._method, LocalReranking):
+            numbers = [self.thumbnails.number(self.table, each) for each in (query, row)]
+            self._patches["{} {}".format(*numbers)] = self._method.matches(query, [row])[0].to_list()
+        return super().neighbor(query, row, rank, similarity)
+
+    def data(self) -> dict[str, object]:
+        """The patches by the numbers of query and neighbor, and the square that was compared."""
+        if not isinstance(self._method, LocalReranking):
+            return {}
+        return {"patches": self._patches, "square": self._method.features()[0].square}
+
+
+def image_frames(thumbnails: Thumbnails, table: Table, rerank: Reranking | None) -> ImageFrames:
+    """The frames of a page whose neighbors may be re-ranked."""
+    return ImageFrames(thumbnails, table) if rerank is None else RerankedFrames(thumbnails, table, rerank)
+
+
+def key(numbers: str = "cosine similarity") -> Markup:
     """The meaning of frames and numbers."""
-    return element("p", KEY, element("span", " · click to enlarge", class_="by-mouse"), class_="note key")
+    return element("p", KEY + numbers, element("span", " · click to enlarge", class_="by-mouse"), class_="note key")
 
 
 def frame_list(frames: Iterable[Markup]) -> Markup:

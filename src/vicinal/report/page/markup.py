@@ -217,7 +217,7 @@ def _attribute(name: str, value: object) -> Markup | None:
 
 
 STYLE = "page.css"
-SCRIPTS = ("theme.js", "page.js", "map.js")
+SCRIPTS = ("theme.js", "matching_patches.js", "page.js", "map.js")
 
 
 def document(

@@ -36,12 +36,13 @@ DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no cla
 RELEVANT = {"mAP": "average precision of the whole ranking: precision at each relevant image, averaged"}
 
 
-def metrics_section(results: ResultsTable, num_classes: int) -> Section:
+def metrics_section(results: ResultsTable, num_classes: int, method: str | None = None) -> Section:
     """The headlines as cards, then every metric.
 
     Args:
         results: of one model.
         num_classes: the number of classes of the queries.
+        method: by which the rankings were re-ranked.
     """
     rows = results.overall()
     names = headlines(rows.index)
@@ -52,6 +53,7 @@ def metrics_section(results: ResultsTable, num_classes: int) -> Section:
     lines = map(_line, rows.itertuples())
     remark = few_classes(num_classes) if has_intervals else "No confidence intervals were given."
     lead = "Means over all queries with positives" + (f", with {level}." if has_intervals else ".")
+    lead += f" Rankings are re-ranked by {method}." if method else ""
     return section(
         "metrics",
         "Metrics",

@@ -62,6 +62,7 @@ function show(place) {
   frame("found", items[at]);
   byId("query").hidden = query === null;
   if (query !== null) frame("query", query);
+  showPatches(items[at]);
   byId("viewer-before").disabled = at === 0;
   byId("viewer-next").disabled = at === items.length - 1;
 }
@@ -74,6 +75,14 @@ function frame(name, { image, note, kind }) {
   byId(`${name}-label`).textContent = label;
   byId(`${name}-note`).textContent = src === null ? `${note} (no image)` : note;
   byId(`${name}-file`).textContent = file;
+}
+function showPatches({ query, image }) { // of a page that was re-ranked by local features
+  const patches = query === null ? undefined : data.patches?.[`${query.image} ${image}`];
+  const isDrawn = Boolean(patches?.length) && [query.image, image].every((number) => sourceOf(number) !== null);
+  byId("viewer-patches").toggleAttribute("hidden", !isDrawn);
+  viewer.querySelector(".pair").classList.toggle("drawn", isDrawn);
+  if (patches !== undefined) byId("found-note").textContent += `, ${patches.length || "no"} matching part${patches.length === 1 ? "" : "s"}`;
+  if (isDrawn) drawMatchingPatches(byId("viewer-patches"), byId("query-image").src, byId("found-image").src, patches, data.square);
 }
 function enlarge(list, place) {
   items = list;

@@ -36,7 +36,15 @@ from vicinal.report.page.common import (
     statistics_table,
     summary,
 )
-from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list, key
+from vicinal.report.page.frames import (
+    ImageFrames,
+    Thumbnails,
+    entry,
+    entry_list,
+    frame_list,
+    image_frames,
+    key,
+)
 from vicinal.report.page.markup import (
     Markup,
     Section,
@@ -57,6 +65,7 @@ from vicinal.report.page.markup import (
 )
 from vicinal.report.page.metrics import bar, metrics_section
 from vicinal.report.page.run import Run, curves_section, read_run, recipe_section, settings
+from vicinal.retrieval.reranking.base import Reranking
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.console import counted
@@ -74,6 +83,7 @@ def write_page(
     backbone: str | None = None,
     num_left_out: int = 0,
     results: ResultsTable | None = None,
+    rerank: Reranking | None = None,
     map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
@@ -82,7 +92,8 @@ def write_page(
     The page has metrics, the worst queries and, to be unfolded, the best and some others, a t-SNE map that can be moved
     and zoomed, recall per class, confusions, similarities of pairs, hubs, duplicates and probable label errors,
     statistics of the data, and the learning curves and recipe of a run. It shows a part of many images, and says so.
-    Neighbors are the nearest by cosine similarity, without re-ranking.
+    Neighbors are the nearest by cosine similarity, or by a re-ranking; beside a query that is enlarged, lines join the
+    patches that it has in common with a neighbor, if these are re-ranked by local features.
 
     Args:
         path: the file, such as `report.html`; it is replaced as a whole.
@@ -95,6 +106,7 @@ def write_page(
         num_left_out: the number of files that were left out, because they cannot be read or are not images.
         results: the metrics of the evaluation with their confidence intervals, as
             :func:`~vicinal.evaluation.tabulate` returns them; None: without intervals.
+        rerank: the method by which the evaluation was re-ranked, and neighbors are; duplicates are by similarity alone.
         map_images: the number of images on the map; 0: there is no map.
         seed: of all random choices.
 
@@ -114,14 +126,16 @@ def write_page(
     """
     title = without_home(title)
     training = Run() if run is None else read_run(run)
-    neighbors = query_neighbors(embeddings, table)
+    neighbors = query_neighbors(embeddings, table, rerank=rerank)
     check_evaluation(evaluation, table)
     thumbnails = Thumbnails()
-    frames = ImageFrames(thumbnails, table)
+    frames = image_frames(thumbnails, table, rerank)
     on_map, map_data = map_section(embeddings, frames, neighbors, map_images, seed)
     groups: dict[str, list[Section | None]] = {
         "Results": [
-            metrics_section(results or evaluation.to_results(), count_query_classes(evaluation, table)),
+            metrics_section(
+                results or evaluation.to_results(), count_query_classes(evaluation, table), evaluation.method
+            ),
             queries_section(frames, neighbors, evaluation, seed),
             on_map,
         ],
@@ -132,7 +146,7 @@ def write_page(
             hubs_section(frames, neighbors),
         ],
         "Data": [
-            duplicates_section(frames, neighbors),
+            duplicates_section(frames, neighbors if rerank is None else query_neighbors(embeddings, table)),
             label_errors_section(frames, neighbors),
             data_section(table, evaluation, training),
         ],
@@ -146,7 +160,7 @@ def write_page(
         left_out_text(num_left_out),
         *thumbnails.notes(),
     )
-    write_bytes(path, document(title, line, groups, {"map": map_data, "images": images}))
+    write_bytes(path, document(title, line, groups, {"map": map_data, "images": images, **frames.data()}))
 
 
 NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
@@ -171,7 +185,7 @@ def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: 
         "queries",
         "Queries and their neighbors",
         lead,
-        key(),
+        key(frames.numbers),
         element("h3", f"Worst by {metric}"),
         found(worst, NUM_WORST),
         fold(f"Best by {metric}", found(best, NUM_BEST)),
@@ -317,6 +331,7 @@ def write_unlabeled_page(
     title: str = "Images",
     backbone: str | None = None,
     num_left_out: int = 0,
+    rerank: Reranking | None = None,
     map_images: int = MAX_MAP_IMAGES,
     seed: int = 0,
 ) -> None:
@@ -331,6 +346,7 @@ def write_unlabeled_page(
         title: of the page.
         backbone: the name of the model's backbone, if it is known.
         num_left_out: the number of files that were left out, because they cannot be read or are not images.
+        rerank: as for :func:`write_page`.
         map_images: the number of images on the map; 0: there is no map.
         seed: of all random choices.
 
@@ -347,16 +363,16 @@ def write_unlabeled_page(
         ...     "a.png" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
         True
     """
-    neighbors = query_neighbors(embeddings, table)
+    neighbors = query_neighbors(embeddings, table, rerank=rerank)
     thumbnails = Thumbnails()
-    frames = ImageFrames(thumbnails, table)
+    frames = image_frames(thumbnails, table, rerank)
     on_map, map_data = map_section(embeddings, frames, neighbors, map_images, seed)
     numbers = statistics_table("What was embedded", table.statistics())
     groups: dict[str, list[Section | None]] = {
         "Images": [_neighbors_section(frames, neighbors, seed), on_map],
         "Data": [
             hubs_section(frames, neighbors),
-            duplicates_section(frames, neighbors),
+            duplicates_section(frames, neighbors if rerank is None else query_neighbors(embeddings, table)),
             section("data", "Data", "The number of images; they have no labels.", numbers),
         ],
     }
@@ -368,14 +384,15 @@ def write_unlabeled_page(
         left_out_text(num_left_out),
         *thumbnails.notes(),
     )
-    write_bytes(path, document(without_home(title), line, groups, {"map": map_data, "images": images}))
+    data = {"map": map_data, "images": images, **frames.data()}
+    write_bytes(path, document(without_home(title), line, groups, data))
 
 
 def _neighbors_section(frames: ImageFrames, neighbors: QueryNeighbors, seed: int) -> Section:
     rows = np.random.default_rng(seed).permutation(neighbors.queries)[:NUM_QUERIES].tolist()
     lead = (
-        "Images drawn at random, each with its nearest by cosine similarity, nearest first. The numbers are cosine "
-        "similarities. A click enlarges; arrow keys go on to the next image."
+        f"Images drawn at random, each with its nearest, nearest first. The numbers are by {frames.numbers}. A "
+        "click enlarges; arrow keys go on to the next image."
     )
     entries = [entry(frames.labels[row], frames.ranking(neighbors, row)) for row in rows]
     return section("queries", "Images and their neighbors", lead, entry_list(entries))

@@ -237,16 +237,16 @@ class Database:
             connection.backup(other._shared_connection)
         return other
 
-    def write_to(self, folder: Path, timeout: float, is_complete: Callable[[], bool] = lambda: True) -> bool:
+    def write_to(self, folder: Path, timeout: float, may_replace: Callable[[], bool] = lambda: True) -> bool:
         """Copy a database in memory to a folder, in place of the old one, in one step.
 
         Args:
             folder: of the index.
             timeout: seconds to wait while another process writes it.
-            is_complete: whether all that the database names is there, asked when nobody else can write any more.
+            may_replace: whether all that the database names is there, asked when nobody else can write any more.
 
         Returns:
-            Whether it was complete; otherwise the old one stays.
+            Whether it was allowed; otherwise the old one stays.
 
         Raises:
             InputError: another process still writes it after `timeout` seconds.
@@ -258,13 +258,13 @@ class Database:
             if status in (BUSY, LOCKED):
                 if time.monotonic() > deadline:
                     raise target.still_written()
-            elif total - remaining == FIRST_PAGES and not is_complete():
-                raise _IncompleteError
+            elif total - remaining == FIRST_PAGES and not may_replace():
+                raise _RefusedError
 
         try:
             with target.reading() as connection:  # after the first pages it is locked
                 self._shared_connection.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
-        except _IncompleteError:
+        except _RefusedError:
             return False
         finally:
             target.close()
@@ -504,7 +504,7 @@ def _checksum(number: int, vector: bytes, unrefined: bytes | None) -> int:
     return zlib.crc32(unrefined or b"", zlib.crc32(vector, number & 0xFFFFFFFF))
 
 
-class _IncompleteError(Exception):
+class _RefusedError(Exception):
     """A database names files that are not there."""
 
 

@@ -193,7 +193,7 @@ class Index(ImageIndex):
             with index.transaction():
                 yield index
 
-    def save(self, folder: str | Path, timeout: float = TIMEOUT) -> None:
+    def save(self, folder: str | Path, timeout: float = TIMEOUT, overwrite: bool = True) -> None:
         """Copy the index to a folder, in place of another one; this one stays where it is.
 
         If the process is killed at any moment, the folder holds the old index or this one. An index that was loaded
@@ -202,15 +202,17 @@ class Index(ImageIndex):
         Args:
             folder: the folder of the index; it is made if missing.
             timeout: seconds to wait while another process writes it.
+            overwrite: whether to replace an index that is there.
 
         Raises:
-            InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
+            InputError: the folder holds something else, or an index that is not to be replaced; or another process
+                still writes it after `timeout` seconds.
             OSError: a file cannot be written; the old index stays.
         """
         place = Path(folder)
         own = self.state.database.folder
         if own is None or own.resolve() != place.resolve():
-            self.state.copy_to(place, timeout, Names())
+            self.state.copy_to(place, timeout, Names(), overwrite)
 
     def close(self) -> None:
         """Close files and connections; a later call opens them again."""
@@ -396,29 +398,16 @@ class Index(ImageIndex):
         return {} if settings is None else self._database.codes(ids, encoder_key(settings))
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
-        """Make room for codes of local features, which are computed by these settings; those of before are deleted."""
         with self.transaction():
             self._database.create_codes()
             self._database.delete_codes()
             self._change_settings(local_features=dict(settings))
 
     def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
-        """Store codes of local features; those of images that were deleted meanwhile are left out.
-
-        Args:
-            ids: int64 [n].
-            codes: n, theirs.
-            settings: by which they were computed; None: those of the index.
-        """
         with self.transaction():
             self._database.write_codes(ids, codes, encoder_key(settings or self.local_settings or {}))
 
     def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
-        """Return the ids of the images whose local features are not stored, int64 [n], ascending.
-
-        Args:
-            settings: by which they would be computed; None: those of the index.
-        """
         settings = settings or self.local_settings
         return self.state.current().ids if settings is None else self._database.ids_without_codes(encoder_key(settings))
 

@@ -433,9 +433,35 @@ class ImageIndex(ABC):
     def vectors_of(self, ids: Integers) -> Floats:
         """Return the vectors of some ids, float32 [n, dim]."""
 
+    @abstractmethod
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         """Return the stored codes of local features of those ids that have some, see `vicinal index build --local`."""
-        return {}
+
+    @abstractmethod
+    def store_local_codes(self, settings: Mapping[str, Any]) -> None:
+        """Make room for codes of local features, which are computed by these settings; those of before are deleted.
+
+        Raises:
+            InputError: the index is in a database that stores none.
+        """
+
+    @abstractmethod
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
+        """Store codes of local features; those of images that were deleted meanwhile are left out.
+
+        Args:
+            ids: int64 [n].
+            codes: n, theirs.
+            settings: by which they were computed; None: those of the index, and a database has no others.
+        """
+
+    @abstractmethod
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        """Return the ids of the images whose local features are not stored, int64 [n], ascending.
+
+        Args:
+            settings: by which they would be computed; None: those of the index, and a database has no others.
+        """
 
     @property
     def local_settings(self) -> dict[str, Any] | None:
@@ -490,11 +516,11 @@ class ImageIndex(ABC):
         self.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A block whose changes are made together at its end, or none if it fails; in a database each is made at once.
+        """A block whose changes are made together at its end, or none if it fails; in Milvus each is made at once.
 
         Raises:
             InputError: another process still writes the index after the timeout.
-            OSError: the changes cannot be written.
+            OSError: the changes cannot be written, or the connection to a database is lost.
         """
         return nullcontext()
 

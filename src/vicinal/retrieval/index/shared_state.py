@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +35,7 @@ from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows
 from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import Array, UnitVectors
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import IndexExistsError, InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.engines import Engine
@@ -57,7 +56,7 @@ def build_state(
     if folder is not None:
         check_target(folder)
         if Database.exists(folder) and not overwrite:
-            raise InputError(f"{folder} is an index already; add to it, or overwrite it")
+            raise IndexExistsError(folder)
     unit = searched = checked_vectors(vectors, table)
     if refiner is not None:
         refiner.check_model(settings["model_fingerprint"])
@@ -79,7 +78,7 @@ def build_state(
     state = SharedState(database, IndexState(settings, columns, SegmentedEngine(engine), ids, context))
     if folder is None:
         return state
-    state.copy_to(folder, timeout, names)
+    state.copy_to(folder, timeout, names, overwrite)
     return SharedState(Database(folder, timeout))
 
 
@@ -266,10 +265,11 @@ class SharedState:
         if folder is not None:  # another process may have built or folded it, then it is the new files that are unused
             delete_unused(self.database, folder, names, state.settings["files"])
 
-    def copy_to(self, folder: Path, timeout: float, names: Names) -> None:
+    def copy_to(self, folder: Path, timeout: float, names: Names, overwrite: bool = True) -> None:
         """Write the missing files of this index, and then its rows.
 
         Raises:
+            IndexExistsError: there is an index, and `overwrite` is False.
             InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
             OSError: a file cannot be written; the files there stay.
         """
@@ -277,6 +277,10 @@ class SharedState:
         folder.mkdir(parents=True, exist_ok=True)
         before = Database(folder).settings()["files"] if Database.exists(folder) else Names()
         is_written = False
+
+        def may_replace() -> bool:
+            return are_there(folder, names) and (overwrite or not Database.exists(folder))
+
         while not is_written:  # where the clock jumped, another process may take a file for that of a killed one
             names = self.current().write_files(folder, names if are_there(folder, names) else Names())
             database = self.database.copied()
@@ -285,9 +289,13 @@ class SharedState:
                 database.forget_changes()
                 if (local := database.settings().get("local_features")) is not None:
                     database.delete_codes([encoder_key(local)])
-            is_written = database.write_to(folder, timeout, partial(are_there, folder, names))
+            is_written = database.write_to(folder, timeout, may_replace)
+            if not is_written and not overwrite and Database.exists(folder):
+                break
         with closing(Database(folder, timeout)) as written:
             delete_unused(written, folder, names, before)
+        if not is_written:
+            raise IndexExistsError(folder)
 
 
 def _read_state(database: Database, before: IndexState | None = None) -> IndexState:

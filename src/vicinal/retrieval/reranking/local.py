@@ -97,6 +97,12 @@ class LocalReranking(Reranking):
             )
         return replace(self, queries=queries, gallery=gallery)
 
+    def with_weight(self, weight: float) -> LocalReranking:
+        """The method with another weight; matching patches that this one has found are not searched for again."""
+        method = replace(self, weight=weight)
+        method.__dict__["_kept"] = self._kept
+        return method
+
     def among(self, rows: Integers) -> LocalReranking:
         return replace(self, gallery=SelectedFeatures(self.features()[1], rows))
 
@@ -110,10 +116,6 @@ class LocalReranking(Reranking):
     def apply(self, query_gallery: QueryGallery) -> RerankedScores:
         if self.weight == 0:
             return RerankedScores(query_gallery.queries, query_gallery.gallery)
-        return self.scores(query_gallery)
-
-    def scores(self, query_gallery: QueryGallery) -> LocalScores:
-        """As :meth:`apply`; the matching patches are then found when they are needed, and kept for other weights."""
         queries, gallery = self.features()
         for name, vectors, features in (
             ("queries", query_gallery.queries, queries), ("gallery images", query_gallery.gallery, gallery)
@@ -124,6 +126,20 @@ class LocalReranking(Reranking):
                     "there must be those of one image each"
                 )
         return LocalScores(self, query_gallery)
+
+    @cached_property
+    def _kept(self) -> list[Any]:
+        return []
+
+    def kept_sums(self, queries: Integers, images: Integers) -> Doubles:
+        """What :meth:`sums` returns for queries and the images [queries, k] of each, NaN where it is not computed yet.
+
+        The array is kept, to be filled, until other pairs are asked for: the same ranking is often read twice.
+        """
+        if not self._kept or not all(map(np.array_equal, self._kept, (queries, images))):
+            self._kept[:] = [queries, images, np.full(images.shape, np.nan)]
+        sums: Doubles = self._kept[2]
+        return sums
 
     def matches(self, query: int, rows: npt.ArrayLike) -> list[PatchMatches]:
         """The matching patches of a query and of some images, by their rows in the local features."""
@@ -170,25 +186,19 @@ class LocalReranking(Reranking):
 
 
 class LocalScores(RerankedScores):
-    """The scores of a :class:`LocalReranking`, whose matching patches are found only once for all weights.
+    """The scores of a :class:`LocalReranking`.
 
     Args:
         method: with local features.
         query_gallery: the queries and the gallery.
-        sums: what :meth:`LocalReranking.sums` returns for the first matches of each query, NaN where it is not computed
-            yet; None: nothing is.
     """
 
-    def __init__(self, method: LocalReranking, query_gallery: QueryGallery, sums: Doubles | None = None) -> None:
+    def __init__(self, method: LocalReranking, query_gallery: QueryGallery) -> None:
         super().__init__(query_gallery.queries, query_gallery.gallery)
-        self._method, self._query_gallery = method, query_gallery
         k = min(method.k, query_gallery.max_neighbors)
-        self._columns = np.sort(query_gallery.query_neighbors(k).ids, axis=1)
-        self._sums = np.full(self._columns.shape, np.nan) if sums is None else sums
-
-    def with_weight(self, weight: float) -> LocalScores:
-        """The scores of another weight."""
-        return LocalScores(replace(self._method, weight=weight), self._query_gallery, self._sums)
+        self._method, self._columns = method, np.sort(query_gallery.query_neighbors(k).ids, axis=1)
+        self._query_rows, self._images = self.queries.rows, self.gallery.rows[self._columns]
+        self._sums = method.kept_sums(self._query_rows, self._images)
 
     def max_increments(self) -> Integers:
         return np.full(len(self.queries), self._columns.shape[1])
@@ -202,16 +212,7 @@ class LocalScores(RerankedScores):
     def _compute(self, start: int, stop: int) -> None:
         missing = start + np.flatnonzero(np.isnan(self._sums[start:stop]).any(axis=1))
         for query in track(missing, "matching patches", len(missing), show=len(missing) >= MIN_SHOWN):
-            rows = self._gallery_rows[self._columns[query]]
-            self._sums[query] = self._method.sums(int(self._query_rows[query]), rows)
-
-    @cached_property
-    def _query_rows(self) -> Integers:
-        return self.queries.rows
-
-    @cached_property
-    def _gallery_rows(self) -> Integers:
-        return self.gallery.rows
+            self._sums[query] = self._method.sums(int(self._query_rows[query]), self._images[query])
 
     def incremented(self, similarities: Floats, amounts: Doubles) -> Floats:
         return (similarities + amounts).astype(np.float32)
@@ -243,6 +244,12 @@ class PatchMatches:
 
     def __len__(self) -> int:
         return len(self.similarities)
+
+    def to_list(self) -> list[list[float]]:
+        """For each match both points and the similarity: five numbers, rounded to four digits, ready for JSON."""
+        places = np.hstack([self.query_points, self.points, self.similarities[:, None]])
+        rounded: list[list[float]] = places.round(4).tolist()
+        return rounded
 
     def agreeing(self) -> PatchMatches:
         """Those whose places agree with one similarity transform, found by RANSAC; with fewer than three, none."""

@@ -65,10 +65,12 @@ class LocalFeatures(ABC):
     Attributes:
         grid: number of rows and columns of patches of each image.
         dim: number of dimensions of a patch.
+        square: side of the square from the center that is divided into patches, as a fraction of the shorter side.
     """
 
     grid: tuple[int, int]
     dim: int
+    square: float = 1.0
 
     @abstractmethod
     def __len__(self) -> int:
@@ -128,6 +130,7 @@ class ComputedFeatures(LocalFeatures):
 
     def __init__(self, encoder: LocalEncoder, table: Table) -> None:
         self._encoder, self._table, self.grid, self.dim = encoder, table, encoder.grid, encoder.dim
+        self.square = encoder.square
         self._codes = np.zeros((len(table), *encoder.shape), np.uint8)  # takes memory only where it is written to
         self._is_known: Booleans = np.zeros(len(table), np.bool_)
 
@@ -147,6 +150,7 @@ class SelectedFeatures(LocalFeatures):
 
     def __init__(self, features: LocalFeatures, rows: Integers) -> None:
         self._features, self._rows, self.grid, self.dim = features, rows, features.grid, features.dim
+        self.square = features.square
 
     def __len__(self) -> int:
         return len(self._rows)

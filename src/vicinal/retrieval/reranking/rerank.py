@@ -117,20 +117,32 @@ def rerank(
         unit_gallery = UnitVectors(gallery, "gallery vector", device=unit_queries.device)
     check_same_dim(unit_queries, unit_gallery)
     exclusions = Exclusions(len(unit_queries), len(unit_gallery), exclude_self, query_groups, gallery_groups)
+    return nearest_reranked(unit_queries, unit_gallery, k, method, exclusions, chunk_size, ranking)
+
+
+def nearest_reranked(
+    queries: UnitVectors,
+    gallery: UnitVectors,
+    k: int,
+    method: Reranking,
+    exclusions: Exclusions,
+    chunk_size: int | None = None,
+    ranking: Neighbors | None = None,
+) -> Neighbors:
+    """Find the first `k` of each query's re-ranked gallery as :func:`rerank` does, of vectors that are unit vectors."""
     exclusions.check_enough(k)
     if ranking is not None:
-        _check_ranking(ranking, len(unit_gallery), k, exclusions)
-    has_groups = query_groups is not None
+        _check_ranking(ranking, len(gallery), k, exclusions)
     # Without groups a single search is long enough for both the method and the result.
-    known, longest = (None, 0) if has_groups else (ranking, max(k, method.num_neighbors))
-    query_gallery = QueryGallery(unit_queries, unit_gallery, exclusions.exclude_self, chunk_size, known, longest)
+    known, longest = (None, 0) if exclusions.has_groups else (ranking, max(k, method.num_neighbors))
+    query_gallery = QueryGallery(queries, gallery, exclusions.exclude_self, chunk_size, known, longest)
     reranked = method.apply(query_gallery)
-    if reranked.queries is not unit_queries or reranked.gallery is not unit_gallery:
+    if reranked.queries is not queries or reranked.gallery is not gallery:
         ranking = nearest(reranked.queries, reranked.gallery, k, exclusions, chunk_size)
-    elif not has_groups:
+    elif not exclusions.has_groups:
         ranking = query_gallery.query_neighbors(min(longest, query_gallery.max_neighbors))
     elif ranking is None:
-        ranking = nearest(unit_queries, unit_gallery, k, exclusions, chunk_size)
+        ranking = nearest(queries, gallery, k, exclusions, chunk_size)
     return _Merger(reranked, exclusions, k).merge(ranking)
 
 

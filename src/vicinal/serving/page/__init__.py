@@ -1,4 +1,4 @@
-"""The page of the service: static files, which share the style sheet and the choice of colors of the report's pages."""
+"""The page of the service: static files, of which some are those of the report's pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from vicinal.serving.problems import Problem
 
-OF_REPORT = ("page.css", "theme.js")  # files of `vicinal.report.page`
+OF_REPORT = ("page.css", "theme.js", "matching_patches.js")  # files of `vicinal.report.page`
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 router = APIRouter(include_in_schema=False)

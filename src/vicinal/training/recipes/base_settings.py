@@ -19,7 +19,8 @@ class OptimizerSettings:
 
     Args:
         name: sgd (with Nesterov momentum), adam or adamw.
-        lr: highest learning rate of the schedule.
+        lr: highest learning rate of the schedule; the default of `vicinal train` is that of batches of 128 images, and
+            is scaled down with a smaller batch that is not given.
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
         loss_weight_decay: weight decay of the loss's parameters, such as class centers; null: `weight_decay`.
         momentum: momentum of sgd; 0 for none.
@@ -97,7 +98,7 @@ class BaseSettings:
         small_classes: "drop" leaves out classes with fewer than `samples_per_class` images, "replace" draws their
             images with replacement.
         epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run, or else 4, or
-            more where these are fewer than 60 steps.
+            more where these are fewer than 30 steps.
         max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
             limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
         stop_epoch: number of epochs after which the run ends although its schedule goes on, as `vicinal tune` replays

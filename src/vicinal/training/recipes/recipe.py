@@ -61,7 +61,7 @@ crops or random numbers.
 """
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
-CHOSEN = ("batch_size", "samples_per_class", "epochs", "model.backbone", "precision")
+CHOSEN = ("batch_size", "samples_per_class", "epochs", "optimizer.lr", "model.backbone", "precision")
 """The settings that suit data and machine where they are not given."""
 
 
@@ -198,11 +198,11 @@ class BaseRecipe(ABC):
         chosen = self._chosen(table)
         if not chosen:
             return self
-        text = ", ".join(f"{name} = {size}" for name, size in chosen.items())
+        text = ", ".join(f"{name} = {value:g}" for name, value in _flattened(chosen).items())
         log(f"chosen to suit {len(table):,} training images of {len(table.classes):,} classes: {text}")
-        return type(self)({**self._values, **chosen}, self.given, self.allow_imports)
+        return type(self)(_merged(self._values, chosen), self.given, self.allow_imports)
 
-    def _chosen(self, table: Table) -> dict[str, int]:
+    def _chosen(self, table: Table) -> dict[str, Any]:
         sizes = fit_batches(self.settings, table)._asdict()
         return {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
 
@@ -325,11 +325,18 @@ class Recipe(BaseRecipe):
         is_named = bool(_NETWORK & given.keys()) or not isinstance(values["model"]["pretrained"], bool)
         return not is_named and not _has_gpu(values["accelerator"])
 
-    def _chosen(self, table: Table) -> dict[str, int]:
-        """The batch, and the number of epochs where neither epochs nor steps are limited; ``fit_epochs`` says how."""
-        from vicinal.training.training_data import steps_per_epoch  # which reads recipes
+    def _chosen(self, table: Table) -> dict[str, Any]:
+        """The batch, the learning rate of a smaller one, and the number of epochs where nothing limits the run.
+
+        The default rate is that of a full batch. A smaller one scales it down (the linear scaling rule): a few images
+        would move the network too far.
+        """
+        from vicinal.training.training_data import BATCH_SIZE, steps_per_epoch  # which reads recipes
 
         chosen = super()._chosen(table)
+        size = chosen.get("batch_size", BATCH_SIZE)
+        if size < BATCH_SIZE and "optimizer.lr" not in self.given:
+            chosen["optimizer"] = {"lr": self.settings.optimizer.lr * size / BATCH_SIZE}
         if self.settings.epochs is None and self.settings.max_steps is None:
             chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table))
         return chosen

@@ -22,13 +22,14 @@ from vicinal.retrieval.index.remote.remote_engine import (
     REQUEST_SECONDS,
     Pool,
     RemoteEngine,
+    Result,
     Rows,
     StaleGenerationError,
     TransientFault,
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import EngineRefusedError, InputError, import_extra, one_line
+from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError, import_extra, one_line
 
 for module in ("psycopg", "pgvector.psycopg"):
     import_extra(module, "postgres", "an index in PostgreSQL")
@@ -38,6 +39,7 @@ from pgvector.psycopg import register_vector  # noqa: E402
 from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
+    CODES,
     GENERATION,
     TYPES,
     VECTOR,
@@ -68,7 +70,7 @@ class PostgresConnections:
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
         self._pool = Pool(self.connect, lambda connection: connection.close())
-        self._local = threading.local()  # the connection of a block of this thread
+        self._own = threading.local()  # the connection of the transaction of a thread
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -77,15 +79,15 @@ class PostgresConnections:
     @contextmanager
     def pinned(self) -> Iterator[Any]:
         """A connection for all calls of this thread within the block, such as those of one transaction."""
-        if (pinned := getattr(self._local, "connection", None)) is not None:
+        if (pinned := getattr(self._own, "connection", None)) is not None:
             yield pinned
             return
         with self.take() as connection:
-            self._local.connection = connection
+            self._own.connection = connection
             try:
                 yield connection
             finally:
-                self._local.connection = None
+                self._own.connection = None
 
     @contextmanager
     def take(self) -> Iterator[Any]:
@@ -97,8 +99,8 @@ class PostgresConnections:
             InputError: the call failed otherwise.
         """
         with _faults():
-            if (pinned := getattr(self._local, "connection", None)) is not None:
-                yield pinned
+            if (own := getattr(self._own, "connection", None)) is not None:
+                yield own
                 return
             connection = self._pool.take()
             try:
@@ -114,6 +116,25 @@ class PostgresConnections:
                     connection.close()
                 raise
             self._pool.give_back(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A block in which this thread has one connection, all of whose changes are made at its end, or none.
+
+        Raises:
+            EngineUnavailableError: the connection is lost within it.
+        """
+        try:
+            with self.pinned() as connection, connection.transaction():
+                yield connection
+        except TransientFault as fault:
+            message = f"the connection was lost within a transaction, nothing was changed: {one_line(fault, 200)}"
+            raise EngineUnavailableError(self.url, message) from None
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether this thread is in one, so that a failed call cannot be repeated alone."""
+        return getattr(self._own, "connection", None) is not None
 
     def connect(self) -> Any:
         """A new connection, which belongs to the caller."""
@@ -322,7 +343,9 @@ class PostgresEngine(RemoteEngine):
 
     def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
         """In one transaction; others read the table meanwhile."""
+        first = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
         with self._connections.pinned() as connection, connection.transaction():
+            connection.execute(first, [table])  # in the order of other transactions
             connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(self._table(table)))
             finish()
             self.change_facts(table, facts)
@@ -355,6 +378,18 @@ class PostgresEngine(RemoteEngine):
         if row is not None and row[0] != self.generation:
             raise StaleGenerationError(self.url)
 
+    @contextmanager
+    def transaction(self, table: str) -> Iterator[None]:
+        with self._connections.transaction() as connection:  # one after the other: they change the facts
+            query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
+            connection.execute(query, [table])
+            yield
+
+    def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+        if self._connections.is_in_transaction:
+            return function(*arguments, **options)
+        return super().call(function, *arguments, **options)
+
     # the rows
 
     def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
@@ -373,11 +408,14 @@ class PostgresEngine(RemoteEngine):
             with connection.cursor().copy(sql.SQL("COPY vicinal_rows ({}) FROM STDIN").format(listed)) as copy:
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
+            if self._has_codes(connection, table):
+                connection.execute(_without_changed_codes(self._table(table), own))
             kept = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
             for name in set(self._vector_columns(connection, table)) - {self._vectors}:
                 values.append(kept.format(sql.Identifier(name), own))
             insert = "INSERT INTO {} AS stored ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}"
             connection.execute(sql.SQL(insert).format(self._table(table), listed, listed, sql.SQL(", ").join(values)))
+            connection.execute("DROP TABLE vicinal_rows")  # the transaction may go on with other rows
             self._check_generation(connection, table)  # which does not change before the end of this transaction
 
     def delete(self, table: str, ids: Integers) -> None:
@@ -447,6 +485,33 @@ class PostgresEngine(RemoteEngine):
                 cursors.append(connection.execute(query, {"vector": vector, **parameters}))
             return [[(int(match[0]), float(match[1])) for match in cursor.fetchall()] for cursor in cursors]
 
+    # local features
+
+    def create_codes(self, table: str) -> None:
+        codes = sql.Identifier(CODES)
+        with self._connections.take() as connection, connection.transaction():
+            connection.execute("SET LOCAL statement_timeout = 0")
+            for change in ("ALTER TABLE {} DROP COLUMN IF EXISTS {}", "ALTER TABLE {} ADD COLUMN {} bytea"):
+                connection.execute(sql.SQL(change).format(self._table(table), codes))
+
+    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+        query = sql.SQL(
+            "UPDATE {} AS items SET {} = given.codes FROM unnest(%s::bigint[], %s::bytea[]) AS given(id, codes) "
+            "WHERE items.id = given.id"
+        ).format(self._table(table), sql.Identifier(CODES))
+        with self._connections.take() as connection:
+            connection.execute(query, [ids.tolist(), list(codes)])
+
+    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+        query = sql.SQL("SELECT id, {0} FROM {1} WHERE id = ANY(%s) AND {0} IS NOT NULL").format(
+            sql.Identifier(CODES), self._table(table)
+        )
+        with self._connections.take() as connection:
+            return {int(number): bytes(each) for number, each in connection.execute(query, [ids.tolist()]).fetchall()}
+
+    def without_codes(self) -> SQLFilter:
+        return SQLFilter(f"{CODES} IS NULL")
+
     # filters
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> SQLFilter:
@@ -501,12 +566,25 @@ class PostgresEngine(RemoteEngine):
         )
         return bool(connection.execute(query).fetchone()[0])
 
+    def _has_codes(self, connection: Any, table: str) -> bool:
+        query = sql.SQL(
+            "SELECT count(*) FROM pg_attribute WHERE attrelid = {}::regclass AND attname = {} AND NOT attisdropped"
+        ).format(sql.Literal(self._table(table).as_string(connection)), sql.Literal(CODES))
+        return bool(connection.execute(query).fetchone()[0])
+
     def _is_indexed(self, connection: Any, table: str) -> bool:
         query = sql.SQL(
             "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam "
             "WHERE indrelid = {}::regclass AND amname = 'hnsw'"
         ).format(sql.Literal(self._table(table).as_string(connection)))
         return bool(connection.execute(query).fetchone()[0])
+
+
+def _without_changed_codes(table: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
+    """Delete the local features of the rows that get another vector, since they have another image then."""
+    return sql.SQL(
+        "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
+    ).format(table, sql.Identifier(CODES), vectors)
 
 
 def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:

@@ -12,9 +12,9 @@ from vicinal.data.conditions import SQLFilter, SQLWriter
 from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINKS, MIN_NEIGHBORS, Kind
 
 TYPES = {"integer": "bigint", "floating": "double precision", "boolean": "boolean", "string": "text"}
-VECTOR = "embedding"
+VECTOR, CODES = "embedding", "vicinal_local_features"
 GENERATION = "x_vectors_"  # followed by the name of a generation: the column of its vectors, after an upgrade
-OWN = (VECTOR,)  # columns of Vicinal; `id` of a table of images has another name already
+OWN = (VECTOR, CODES)  # columns of Vicinal; `id` of a table of images has another name already
 MAX_BYTES = 63  # of a name; PostgreSQL cuts longer ones
 
 

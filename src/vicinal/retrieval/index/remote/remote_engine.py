@@ -30,6 +30,10 @@ REQUEST_SECONDS = 60.0  # after which a call that has no answer has failed
 FIRST_PAUSE, MAX_PAUSE = 0.1, 5.0  # seconds between two attempts
 BATCH_BYTES, MAX_BATCH = 8 * 2**20, 2048  # of rows that are written or read together
 ROW_BYTES = 1024  # of the columns of a row, about
+NO_CODES = (
+    "an index in Milvus stores no local features; leave out --local: vicinal search --rerank local computes those of "
+    "the first matches when it needs them"
+)
 
 
 class TransientFault(Exception):  # noqa: N818  (it never leaves this package)
@@ -177,6 +181,13 @@ class RemoteEngine(ABC):
     def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
         """Drop the vectors of all generations but these."""
 
+    def transaction(self, table: str) -> AbstractContextManager[object]:
+        """A block whose calls in this thread are one transaction; each is one of its own where there is none.
+
+        A call within it is not repeated: a lost connection raises EngineUnavailableError, and nothing was changed.
+        """
+        return nullcontext()
+
     # the rows
 
     @abstractmethod
@@ -202,6 +213,28 @@ class RemoteEngine(ABC):
     @abstractmethod
     def search(self, table: str, queries: Floats, k: int, where: Any, facts: Mapping[str, Any]) -> Neighbors:
         """The k nearest of each query among the rows that fulfill a filter; id -1 where fewer are found."""
+
+    # local features, which not every database stores
+
+    def create_codes(self, table: str) -> None:
+        """Make room for codes of local features; those of before are deleted.
+
+        Raises:
+            InputError: the database stores none.
+        """
+        raise InputError(NO_CODES)
+
+    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+        """Keep codes of the given ids that exist."""
+        raise NotImplementedError
+
+    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+        """The codes of the given ids that have some."""
+        raise NotImplementedError
+
+    def without_codes(self) -> Any:
+        """The filter of images without codes."""
+        raise NotImplementedError
 
     @abstractmethod
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import IndexExistsError, InputError
 from vicinal.utils.memory import check_memory
 
 
@@ -179,6 +179,24 @@ class RemoteIndex(ImageIndex):
                     return chosen
         return chosen
 
+    def local_codes(self, ids: Integers) -> dict[int, bytes]:
+        if self.local_settings is None or not len(ids):
+            return {}
+        found: dict[int, bytes] = self._table.call(self._engine.codes, ids)
+        return found
+
+    def store_local_codes(self, settings: Mapping[str, Any]) -> None:
+        self._table.call(self._engine.create_codes)
+        self._change_settings(local_features=dict(settings))
+
+    def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
+        assert settings is None
+        self._table.call(self._engine.write_codes, ids, codes)
+
+    def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
+        assert settings is None
+        return self._ids_of(None if self.local_settings is None else Selection(self._engine.without_codes()))
+
     def vectors_of(self, ids: Integers) -> Floats:
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
         vectors = self._table.rows_of(checked_ids(ids), vectors=True).vectors
@@ -297,7 +315,7 @@ class RemoteIndex(ImageIndex):
             stack.callback(engine.close)
             engine.check_build(chosen, unit.dim, rescore)
             if engine.call(engine.read_facts, engine.url.table) is not None and not overwrite:
-                raise InputError(f"{engine.url} is an index already; add to it, or overwrite it")
+                raise IndexExistsError(engine.url)
             index, goes_on = cls._begun(engine, facts)
             ids = index._table.write(unit, table, skip_equal=goes_on)
             if goes_on:
@@ -339,6 +357,23 @@ class RemoteIndex(ImageIndex):
         return self._settings.get("previous")
 
     # changes
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A block whose changes are made together at its end, or none of them; in Milvus, each is made at once.
+
+        Raises:
+            EngineUnavailableError: the connection is lost within it.
+        """
+        facts = self._table.facts
+        before = facts.values
+        try:
+            with self._engine.transaction(self._table.name):
+                facts.refresh()  # another transaction may have changed them until this one began
+                yield
+        except BaseException:
+            facts.restore(before)
+            raise
 
     def _add(self, unit: UnitVectors, table: Table, refiner: ContextRefiner | None) -> Integers:
         return self._table.write(unit, table)

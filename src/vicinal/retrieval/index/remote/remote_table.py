@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +91,11 @@ class RemoteFacts:
         if values.get("generation") != self.values.get("generation"):
             raise StaleGenerationError(self._url)
         self.accept(values)
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take the facts of before changes that were undone, until they are read again."""
+        with self.lock:
+            self.values, self._time = dict(values), -math.inf
 
     def take(self, values: Mapping[str, Any], since: Mapping[str, Any]) -> None:
         """Take facts that were read in another way, unless this process has changed or read the facts since then."""
