@@ -28,6 +28,7 @@ from vicinal.serving.problems import Problem
 from vicinal.utils.errors import EngineUnavailableError, InputError
 from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
 from vicinal.workflows.local_features import stored_encoder
+from vicinal.workflows.upgrade_images import UpgradedImages
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,59 @@ def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert '"dimensions": 8' in output(capsys, "index", "upgrade", shop.index, "--rollback", "--json")
     shop.check(shop.old)
     assert "give the new model with --model" in refused(capsys, "index", "upgrade", shop.index)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The error of a command that must fail, which is one line."""
+    assert main([str(word) for word in words]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_embeddings_of_shards_take_the_place_of_embedding(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, upgrade = tmp_path / "shards", ["index", "upgrade", shop.index, "--embeddings", tmp_path / "shards"]
+    for number in (1, 2):
+        output(capsys, "embed", shop.photos, "--model", shop.new.model, "--shard", f"{number}/2", "--out", shards)
+        if number == 1:
+            assert "shard 2/2 is missing" in refused(capsys, *upgrade)
+    shop.add(shop.old, "late")
+    message = refused(capsys, *upgrade)
+    assert "1 images are not among the embeddings (" in message
+    assert "late.png); give the model with --model too" in message
+    assert f"not of {shop.old.fingerprint}" in refused(capsys, *upgrade, "--model", shop.old.model)
+    assert "holds no embeddings" in refused(capsys, *upgrade[:-1], shop.photos)
+    np.save(tmp_path / "unknown.npy", np.eye(24))
+    assert "do not say which model made them" in refused(capsys, *upgrade[:-1], tmp_path / "unknown.npy")
+    assert "leave out --embeddings" in refused(capsys, *upgrade, "--rollback")
+    shop.check(shop.old)
+    embedded: list[int] = []
+    embed = UpgradedImages._embed
+
+    def counted(images: UpgradedImages, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        embedded.append(len(ids))
+        return embed(images, ids)
+
+    monkeypatch.setattr(UpgradedImages, "_embed", counted)
+    shop.load().delete([24, 5])
+    output(capsys, *upgrade)
+    assert sum(embedded) == 0
+    shop.check(shop.new)
+    assert "model" not in shop.load().made_with
+    roll_back(shop.index)
+    shop.add(shop.old, "later")
+    output(capsys, *upgrade, "--model", shop.new.model)
+    shop.check(shop.new)
+    assert shop.load().made_with["model"] == shop.new.model
+
+
+def test_an_image_that_comes_during_an_upgrade_without_a_model_is_refused(shop: Shop) -> None:
+    frame = shop.load().metadata.frame[["path"]]
+    embedded = shop.new.embed_table(Table(frame))
+    with pytest.raises(InputError, match=r"1 images are not among the embeddings .*during.png"):
+        upgrade_index(shop.index, EmbeddingReader(), embeddings=embedded,
+                      report=lambda comparison: shop.add(shop.old, "during"))  # fmt: skip
+    shop.check(shop.old)
 
 
 def test_a_service_mixes_no_models(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,9 +129,16 @@ def upgrade(arguments: Arguments) -> None:
     """Embed the images of an index by another model while it is searched, compare both, and change over."""
     inputs.check_index(arguments.index)
     inputs.check_embedding(arguments)
-    if not arguments.rollback and getattr(arguments, "model", None) is None:
-        raise InputError("give the new model with --model, or return to the one before with --rollback")
-    from vicinal.workflows.upgrade import GenerationComparison, roll_back, upgrade_index
+    if not arguments.rollback and getattr(arguments, "model", None) is None and arguments.embeddings is None:
+        raise InputError(
+            "give the new model with --model, embeddings by it with --embeddings, or return to the one before with "
+            "--rollback"
+        )
+    if arguments.rollback and arguments.embeddings is not None:
+        raise InputError("--rollback needs no embeddings of a new model; leave out --embeddings")
+    inputs.check_source(arguments.embeddings)
+    from vicinal.workflows.upgrade import roll_back, upgrade_index
+    from vicinal.workflows.upgrade_comparison import GenerationComparison
 
     def report(comparison: GenerationComparison) -> None:
         if arguments.json:
@@ -147,8 +155,16 @@ def upgrade(arguments: Arguments) -> None:
         flags = inputs.made_with(arguments, arguments.index)
         flags = {name: value for name, value in flags.items() if name not in ABOUT_TABLES}
         reader, refiner = inputs.read_embedding(arguments), inputs.load_refiner(arguments)
-        upgrade_index(arguments.index, reader, flags, refiner, report=report, timeout=arguments.timeout)
+        embeddings = None if arguments.embeddings is None else _stored(reader, arguments.embeddings)
+        upgrade_index(arguments.index, reader, flags, refiner, embeddings, report=report, timeout=arguments.timeout)
     _print_facts(arguments)
+
+
+def _stored(reader: EmbeddingReader, source: str) -> EmbeddedTable:
+    """Embeddings that are there already; the model of the flags embeds only what is not among them."""
+    if _is_of_images(source):
+        raise InputError(f"{source} holds no embeddings; `vicinal embed` makes them, with --shard on many machines")
+    return replace(reader, mapped=True, model=None, weights=None, pooling=None, scales=None).embed(source)
 
 
 def _reader_before(arguments: Arguments, made_with: Mapping[str, str]) -> EmbeddingReader | None:
@@ -301,12 +317,18 @@ def _add_upgrade(parser: Parser) -> None:
         "--rollback", action="store_true", help="return to the vectors before the last upgrade, and again to the newer "
         "ones. Images that were added since are embedded by the model before",
     )  # fmt: skip
+    parser.add_argument(
+        "--embeddings", metavar="SOURCE", help="embeddings of the images by the new model, such as the folder that "
+        "`vicinal embed --shard` or `--ray` wrote; --model embeds what is not among them",
+    )  # fmt: skip
     inputs.add_refiner(
         parser, "refines the new embeddings; an index that was built with a refiner needs one for the new model"
     )
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=ABOUT_TABLES)
     _add_common(parser)
-    parser.show_first("rollback", "model", "refiner", "whitening", "num_workers", "on_error", "timeout", "json")
+    parser.show_first(
+        "rollback", "model", "embeddings", "refiner", "whitening", "num_workers", "on_error", "timeout", "json"
+    )
 
 
 INDEX_VERBS: dict[Callable[[Arguments], None], Callable[[Parser], None]] = {

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -17,17 +17,19 @@ from typing_extensions import Self
 from vicinal.data.table import Table
 from vicinal.retrieval.index.metadata import FILE_COLUMNS, MAX_ID, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import TransientFault
+from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError, TransientFault
 from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.serving.columns import ColumnKinds, facts_of_kinds, frame_of
 from vicinal.serving.limits import Limits
-from vicinal.serving.store import Store
+from vicinal.serving.problems import Problem
+from vicinal.serving.store import Store, UpgradedError
 from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 NUM_THREADS = 8  # that write
+WAIT_SECONDS, RETRY_SECONDS = 0.05, 10.0  # for a model to be loaded, and after it could not be
 WATCH_SECONDS, LOST_SECONDS = 2.0, 0.5  # between checks of a database that answers, and of one that does not
 SLOW_SECONDS = 10.0  # after which a database without an answer counts as unavailable
 COUNT_FRACTION = 0.05  # of the time, at most, that counting the items takes
@@ -57,11 +59,12 @@ class RemoteStore(Store):
             raise InputError("an index in a database holds no refined embeddings; leave out the refiner")
         super().__init__(str(parsed), parsed.table, limits, read_only)
         self.engine, self._url = parsed.engine, url
+        self._pool_lock, self._retry = threading.Lock(), 0.0
 
     def __enter__(self) -> Self:
         self.index = _ServedIndex.connect(self._url, max(1.0, self.limits.request_seconds / 3))
         self._watcher = _Watcher(self.index)
-        self.index.watcher = self._watcher
+        self.index.watcher, self.index.upgraded = self._watcher, self._follow
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="changes")
         return self
 
@@ -83,9 +86,22 @@ class RemoteStore(Store):
         codes: bytes | None = None, epoch: int | None = None,
     ) -> Future[list[int]]:  # fmt: skip
         self.check_writable()
-        return self._pool.submit(self._add, vectors, dict(columns), key, codes)
+        with self._pool_lock:
+            return self._pool.submit(self._add, vectors, dict(columns), key, codes, epoch)
 
-    def _add(self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None) -> list[int]:
+    def _add(
+        self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None, epoch: int | None
+    ) -> list[int]:
+        """Add an item; waits while the model of an upgraded index is loaded."""
+        deadline = time.monotonic() + self.limits.request_seconds
+        while epoch in (None, self.epoch):
+            with suppress(StaleGenerationError):
+                return self._insert(vectors, columns, key, codes)
+            if self.load_model is None or time.monotonic() > deadline or self._stop.wait(WAIT_SECONDS):
+                raise Problem(503, "the change cannot be written now", {"Retry-After": "10"})
+        raise UpgradedError("the model has changed")
+
+    def _insert(self, vectors: Floats, columns: dict[str, Any], key: str | None, codes: bytes | None) -> list[int]:
         known = None if key is None else self.added_with(key)
         if known is not None:
             return known
@@ -100,12 +116,37 @@ class RemoteStore(Store):
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
         self.check_writable()
-        return self._pool.submit(self._delete, ids)
+        with self._pool_lock:
+            return self._pool.submit(self._delete, ids)
 
     def _delete(self, ids: Sequence[int]) -> list[int]:
         there = self.index.present(np.array(ids, np.int64))
         self.index.delete(there)
         return there.tolist()
+
+    def _follow(self, facts: Mapping[str, Any]) -> str | None:
+        """After an upgrade load the new model, then search and write the new vectors; returns the problem, or None."""
+        if self.load_model is None:
+            return "the index was upgraded to another model; start the service again"
+        if time.monotonic() < self._retry:
+            return None
+        try:
+            take_into_use = self.load_model(facts)
+        except (InputError, OSError, MemoryError) as error:
+            log(f"{self.place}: {one_line(error)}")
+            self._retry = time.monotonic() + RETRY_SECONDS
+            return None
+        self.epoch += 1
+        try:
+            with self._pool_lock:
+                pool, self._pool = self._pool, ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="changes")
+            pool.shutdown()  # until no change is in work
+            self.index.follow(facts)
+            take_into_use()
+        finally:
+            self.epoch += 1
+        log(f"{self.place}: serving embeddings of {self.index.fingerprint()} now")
+        return None
 
     def added_with(self, key: str) -> list[int] | None:
         number = _id_of(key)
@@ -128,6 +169,7 @@ class _ServedIndex(RemoteIndex):
     """An index whose calls fail at once while its database is unavailable, and whose conditions cannot use paths."""
 
     watcher: _Watcher | None = None
+    upgraded: Callable[[Mapping[str, Any]], str | None] | None = None  # given the facts of an upgraded index
 
     def _check_connection(self) -> None:
         if self.watcher is not None and (problem := self.watcher.problem) is not None:
@@ -148,15 +190,19 @@ class _ServedIndex(RemoteIndex):
         table = Table._from_valid(frame_of([row]))
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
-    def check_facts(self) -> str | None:
-        """Read the facts of the index once; returns the problem, or None."""
+    def check_facts(self, ask: Callable[[bool], object]) -> str | None:
+        """Read the facts of the index once; returns the problem, or None. `ask` is told if an answer is awaited."""
         known = self._settings
+        ask(True)
         try:
             facts = self._engine.read_facts(self._table.name)
         except TransientFault:  # perhaps of a connection from before the server was started again
             facts = self._engine.read_facts(self._table.name)
+        ask(False)
         if facts is None:
             return "the index is not there any more"
+        if facts.get("generation") != known.get("generation") and self.upgraded is not None:
+            return self.upgraded(facts)
         if any(facts.get(name) != known.get(name) for name in FIXED_FACTS):
             return "the index was built again; start the service again"
         self._table.facts.take(facts, since=known)
@@ -187,6 +233,9 @@ class _Watcher:
             return "the database does not answer"
         return self._problem
 
+    def _ask(self, is_awaited: bool) -> None:
+        self._asked = time.monotonic() if is_awaited else None
+
     def close(self) -> None:
         """End the threads, which are not waited for if they wait for the database."""
         self._stop.set()
@@ -195,9 +244,8 @@ class _Watcher:
 
     def _watch(self) -> None:
         while not self._stop.wait(WATCH_SECONDS if self._problem is None else LOST_SECONDS):
-            self._asked = time.monotonic()
             try:
-                problem = self._index.check_facts()
+                problem = self._index.check_facts(self._ask)
             except (TransientFault, InputError) as error:
                 problem = one_line(error, 200)
             if (problem is None) != (self._problem is None):

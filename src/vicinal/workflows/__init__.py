@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
     from vicinal.workflows.tuning.tune import tune
     from vicinal.workflows.tuning.tune_result import TuneResult
-    from vicinal.workflows.upgrade import GenerationComparison, roll_back, upgrade_index
+    from vicinal.workflows.upgrade import roll_back, upgrade_index
+    from vicinal.workflows.upgrade_comparison import GenerationComparison
 
 __all__ = [
     "BatchEmbedder",

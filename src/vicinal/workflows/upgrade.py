@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
 
-from vicinal.data.batches.image_dataset import NoReadableImageError
-from vicinal.data.columns import BOX_COLUMNS, COLUMN_FLAGS
+from vicinal.data.columns import COLUMN_FLAGS
 from vicinal.data.embedding_shards import EmbeddingShards
-from vicinal.data.moved import image_file
 from vicinal.data.shard_manifest import read_manifests
-from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
-from vicinal.evaluation.bootstrap import bootstrap_bounds
-from vicinal.evaluation.resampling import Resampling, UnitTotals
 from vicinal.retrieval.index.database import TIMEOUT
+from vicinal.retrieval.index.engines import SegmentedEngine
 from vicinal.retrieval.index.generations import Generation
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.index_state import delete_unused
-from vicinal.retrieval.index.made_with import other_model
-from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
@@ -39,44 +35,15 @@ from vicinal.utils.files import hold_lock, write_bytes
 from vicinal.workflows.calibration_places import stored_calibration
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.shards import PART_SIZE, embed_shard
+from vicinal.workflows.upgrade_comparison import GenerationComparison, compare_generations
+from vicinal.workflows.upgrade_images import MAX_LAST, UpgradedImages, check_reader_before
 
 if TYPE_CHECKING:
     from vicinal.models import Embedder
     from vicinal.models.refiner import ContextRefiner
+    from vicinal.workflows.embedded_table import EmbeddedTable
 
 FOLDER = ".upgrade"  # within the index: what is embedded so far
-MAX_LAST = 32  # images that are embedded within the transaction, while nobody else writes
-MAX_NAMED = 5
-NUM_QUERIES, K = 1_000, 10
-
-
-@dataclass(frozen=True)
-class GenerationComparison:
-    """What another model changes, for a sample of the images of an index.
-
-    Attributes:
-        num_queries: the images that were searched for; none finds itself.
-        metrics: one row per metric, with the columns `value`, `low` and `high` (95 %).
-
-    Example:
-        >>> print(GenerationComparison(9, pd.DataFrame({"value": 0.5, "low": 0.4, "high": 0.6}, index=["overlap@10"])))
-        9 images               value    low   high
-        overlap@10            0.5000 0.4000 0.6000
-    """
-
-    num_queries: int
-    metrics: pd.DataFrame
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain values, ready for JSON."""
-        rows = {str(name): dict(row) for name, row in self.metrics.iterrows()}
-        return {"queries": self.num_queries, **rows}
-
-    def __str__(self) -> str:
-        lines = [f"{f'{self.num_queries:,} images':20s} {'value':>7s} {'low':>6s} {'high':>6s}"]
-        for row in self.metrics.itertuples():
-            lines.append(f"{row.Index!s:20s} {row.value:7.4f} {row.low:6.4f} {row.high:6.4f}")
-        return "\n".join(lines)
 
 
 def upgrade_index(
@@ -84,6 +51,7 @@ def upgrade_index(
     reader: EmbeddingReader,
     made_with: Mapping[str, str] | None = None,
     refiner: ContextRefiner | None = None,
+    embeddings: EmbeddedTable | None = None,
     *,
     report: Callable[[GenerationComparison], object] = lambda comparison: None,
     timeout: float = TIMEOUT,
@@ -96,11 +64,16 @@ def upgrade_index(
     added meanwhile are embedded too. The vectors before are kept for :func:`roll_back`, in place of those before them.
     An index that stores local features gets those of the new model, computed in the same way.
 
+    In a database the vectors are written beside the old ones, and the change of the facts of the index is the
+    transaction.
+
     Args:
-        folder: of the index.
+        folder: of the index, or its URL in a database.
         reader: how images become embeddings; with `on_error="skip"`, images that cannot be embedded leave the index.
         made_with: the flags of the command that say the same, which the index keeps.
         refiner: refines the embeddings; an index of refined embeddings needs one that was trained for the new model.
+        embeddings: of the images by the new model, such as those of `vicinal embed --shard`; the reader embeds those
+            that are not among them, and needs no model if there are none.
         report: is called with the comparison of both models before the vectors change places.
         timeout: seconds to wait while another process writes the index.
         part_size: number of images of a part.
@@ -110,26 +83,37 @@ def upgrade_index(
             read, or another process upgrades the index; it is as it was then.
         OSError: a file cannot be written.
     """
-    index = _opened(folder, timeout)
-    _check_new(index, folder, reader, refiner)
-    with _work(index, reader, part_size) as work:
+    index = Index.load(folder, timeout)
+    fingerprint = _fingerprint(reader, embeddings)
+    _check_new(index, folder, fingerprint, refiner)
+    images = UpgradedImages(index, str(folder), reader, embeddings)
+    own = {
+        "model_fingerprint": fingerprint,
+        "made_with": {**_columns(index.made_with), **(made_with or {})},
+        "calibration": _calibration(made_with or {}, fingerprint, refiner),
+    }
+    if not isinstance(index, Index):
+        from vicinal.workflows.upgrade_remote import upgrade_remote
+
+        with index:
+            return upgrade_remote(index, images, own, report)
+    with _work(images, part_size) as work:
         work.catch_up()
         missing = work.missing()
         num_vectors = int(missing.min(initial=index.state.current().next_id))
         ids = index.state.current().ids
-        ids = np.setdiff1d(ids[ids < num_vectors], work.left_out)
+        ids = np.setdiff1d(ids[ids < num_vectors], work.images.left_out)
         if not len(ids):
             raise InputError(f"{folder} has no image that can be embedded; it stays as it was")
         settings = {
             **index.state.current().settings,
-            "model_fingerprint": reader.fingerprint,
-            "made_with": {**_columns(index.made_with), **(made_with or {})},
-            "calibration": _calibration(made_with or {}, reader, refiner),
+            **own,
             "local_features": work.learn_local_features(),
         }
         work.fill_local_features(settings["local_features"])
         generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids, refiner)
-        report(compare_generations(index, generation, ids))
+        old, new = (partial(_search, engine, ids) for engine in (index.state.current().engine, generation.engine))
+        report(compare_generations(index, ids, old, new))
         _switch(index, generation, work, refiner)
 
 
@@ -147,7 +131,7 @@ def roll_back(
     embedded by the model of the vectors before.
 
     Args:
-        folder: of the index.
+        folder: of the index, or its URL in a database.
         reader_for: gives the reader that embedded the vectors before, by their flags; it is called if images were added
             since. None: it is not known.
         refiner_for: gives the refiner of the vectors before in the same way, if they were refined.
@@ -159,55 +143,63 @@ def roll_back(
             before; it is as it was then.
         OSError: a file cannot be written.
     """
-    index = _opened(folder, timeout)
+    index = Index.load(folder, timeout)
+    if not isinstance(index, Index):
+        from vicinal.workflows.upgrade_remote import roll_back_remote
+
+        with index:
+            return roll_back_remote(index, reader_for)
     generation = Generation.before(index.state.database)
     added = index.state.current().ids
     added = added[added >= len(generation.engine)]
-    made_with, fingerprint = generation.settings.get("made_with") or {}, generation.settings.get("model_fingerprint")
-    reader = reader_for(made_with) if len(added) else None
-    if len(added) and reader is None:
-        raise InputError(
-            f"{folder}: {len(added):,} images were added since the upgrade ({_named(index, added)}), and it is not "
-            "known which model embeds them for the generation before; give it with --model, or delete them"
-        )
-    if reader is not None and fingerprint is not None and reader.fingerprint != fingerprint:
-        raise other_model(fingerprint, str(reader.fingerprint), made_with, {})
-    refiner = refiner_for(made_with) if generation.context is not None and len(added) else None
+    reader, refiner = check_reader_before(index, folder, added, generation.settings, reader_for), None
     if generation.context is not None and len(added):
-        refined_by = generation.context.refiner_fingerprint
+        refiner, refined_by = refiner_for(generation.settings["made_with"]), generation.context.refiner_fingerprint
         if refiner is None or refiner.fingerprint() != refined_by:
             raise InputError(f"{folder}: the generation before is refined by {refined_by}; give it with --refiner")
-    with _work(index, reader or EmbeddingReader(), part_size, covered=len(generation.engine)) as work:
+    images = UpgradedImages(index, str(folder), reader or EmbeddingReader())
+    with _work(images, part_size, covered=len(generation.engine)) as work:
         work.catch_up()
         if reader is not None:
             work.fill_local_features(generation.settings.get("local_features"))
         _switch(index, generation, work, refiner)
 
 
-def _check_new(index: Index, folder: str | Path, reader: EmbeddingReader, refiner: ContextRefiner | None) -> None:
+def _fingerprint(reader: EmbeddingReader, embeddings: EmbeddedTable | None) -> str | None:
+    """Identifies the new model; raises InputError if the embeddings that are there are of none or of another one."""
+    if embeddings is None:
+        return reader.fingerprint
+    found = embeddings.fingerprint
+    if found is None or not embeddings.table.has("path"):
+        what = "model made them" if found is None else "images they are of"
+        raise InputError(f"the embeddings do not say which {what}; make them with `vicinal embed`")
+    if reader.model is not None and reader.fingerprint != found:
+        raise InputError(f"the embeddings are of the model {found}, not of {reader.fingerprint}")
+    return found
+
+
+def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, refiner: ContextRefiner | None) -> None:
     """Raise InputError if an index cannot have embeddings of a model and a refiner, or has them already."""
     if refiner is None and index.refiner_fingerprint is not None:
         raise InputError(
             f"{folder} holds refined embeddings, and its refiner is for its model; give one for the new model with "
             "--refiner (`vicinal refine` trains it), or build the index again"
         )
+    if is_engine_url(folder) and index.local_settings is not None:
+        raise InputError(
+            f"{folder} stores local features of its model in a database; build the index again with --local"
+        )
     if refiner is not None:
+        if is_engine_url(folder):
+            raise InputError(
+                f"an index of refined embeddings is kept in a folder, not at {folder}; leave out --refiner"
+            )
         if index.local_settings is not None:
             raise InputError("an index of refined embeddings is not re-ranked by local features; leave out --refiner")
-        refiner.check_model(reader.fingerprint)
+        refiner.check_model(fingerprint)
     refined_by = None if refiner is None else refiner.fingerprint()
-    if (reader.fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
-        raise InputError(f"{folder} holds embeddings of the model {reader.fingerprint} already; give another one")
-
-
-def _opened(folder: str | Path, timeout: float) -> Index:
-    index = Index.load(folder, timeout)
-    if not isinstance(index, Index):
-        raise InputError(
-            f"{folder} is in a database; `vicinal index build --overwrite` embeds its images by another model, and the "
-            "index before is searched until the new one is complete"
-        )
-    return index
+    if (fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
+        raise InputError(f"{folder} holds embeddings of the model {fingerprint} already; give another one")
 
 
 def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
@@ -215,11 +207,16 @@ def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in made_with.items() if name in COLUMN_FLAGS}
 
 
-def _calibration(made_with: Mapping[str, str], reader: EmbeddingReader, refiner: ContextRefiner | None) -> object:
+def _calibration(made_with: Mapping[str, str], model: str | None, refiner: ContextRefiner | None) -> object:
     """The calibration that is kept with the new model, as values of JSON."""
-    fingerprint = reader.fingerprint if refiner is None else f"{reader.fingerprint}+{refiner.fingerprint()}"
+    fingerprint = model if refiner is None else f"{model}+{refiner.fingerprint()}"
     found = stored_calibration(made_with["model"], fingerprint) if "model" in made_with else None
     return None if found is None else found.to_dict()
+
+
+def _search(engine: SegmentedEngine, among: Integers, queries: Integers, k: int) -> Integers:
+    """The ids of the neighbors of images by their vectors, int64 [n, k]."""
+    return engine.search(UnitVectors(engine.take(queries), "vector"), k, among).ids
 
 
 def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextRefiner | None) -> None:
@@ -227,7 +224,7 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
     state, before = index.state, index.state.database.settings().get("previous")
     with index.transaction():
         work.embed_here(work.missing())
-        gone = np.intersect1d(work.left_out, state.current().ids)
+        gone = np.intersect1d(work.images.left_out, state.current().ids)
         all_ids, next_id = np.setdiff1d(state.current().ids, gone), state.current().next_id
         ids = all_ids[all_ids >= len(generation.engine)]
         vectors = work.vectors(next_id, len(generation.engine))[ids - len(generation.engine)]
@@ -235,11 +232,11 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
         state.switch(generation.settings, extended.engine, extended.context)
         index.delete(gone)
     if len(gone):
-        log(f"{len(gone):,} images that cannot be embedded have left the index; a rollback does not bring them back")
+        log(f"{len(gone):,} images that cannot be embedded have left the index, also after a rollback")
     if before is not None:
         delete_unused(state.database, work.folder.parent, before["files"])
     log(f"{work.folder.parent} holds embeddings of {generation.settings['model_fingerprint']} now")
-    if work.reader.model is not None:
+    if work.images.reader.model is not None:
         work.fill_local_features(generation.settings.get("local_features"))  # of the last images
 
 
@@ -247,14 +244,13 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
 
 
 @contextmanager
-def _work(index: Index, reader: EmbeddingReader, part_size: int, covered: int = 0) -> Iterator[_Work]:
+def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[_Work]:
     """What is embedded for another generation so far; it is deleted when the block has succeeded."""
-    place = index.state.database.folder
-    assert place is not None
+    place = Path(images.place)
     folder = place / FOLDER
     folder.mkdir(exist_ok=True)
     with hold_lock(folder / ".lock", 0, f"upgrade the index {place}"):
-        work = _Work(index, reader, folder, part_size, covered)
+        work = _Work(images, folder, part_size, covered)
         yield work
         shutil.rmtree(work._round(0).parent, ignore_errors=True)
 
@@ -264,30 +260,36 @@ class _Work:
     """The images of an index that are embedded anew, in rounds: each embeds the images that were missing before it.
 
     Args:
-        index: the index.
-        reader: how images become embeddings.
+        images: those of the index.
         folder: for the rounds of all models.
         part_size: number of images of a part.
         covered: images of ids below it need not be embedded.
     """
 
-    index: Index
-    reader: EmbeddingReader
+    images: UpgradedImages
     folder: Path
     part_size: int
     covered: int
     _rounds: list[EmbeddingShards] = field(default_factory=list)
     _last: list[tuple[Integers, Floats]] = field(default_factory=list)  # embedded within the transaction
+    _stored: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64), np.empty(0, np.int64)))
     _done: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    left_out: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def index(self) -> Index:
+        """The index."""
+        return cast("Index", self.images.index)
 
     def catch_up(self) -> None:
         """Embed the images of the index, but for a few that are added meanwhile; those of an interrupted call first."""
-        stop = self.index.state.current().next_id
+        stop, ids = self.index.state.current().next_id, self.missing()
+        rows = self.images.stored_rows(ids)
+        self._stored = ids[rows >= 0], rows[rows >= 0]
+        self._done = self._stored[0]
         while len(missing := self.missing()) > MAX_LAST or missing.min(initial=stop) < stop:
             table = self._round(len(self._rounds)) / "images.parquet"
             if not table.exists():
-                frame = self._frame(missing)
+                frame = self.images.frame(missing)
                 if not len(frame):
                     continue
                 table.parent.mkdir(parents=True, exist_ok=True)
@@ -297,12 +299,13 @@ class _Work:
     def missing(self) -> Integers:
         """The ids of images that are not embedded yet, ascending."""
         ids = self.index.state.current().ids
-        return np.setdiff1d(ids[ids >= self.covered], np.concatenate([self._done, self.left_out]))
+        return np.setdiff1d(ids[ids >= self.covered], np.concatenate([self._done, self.images.left_out]))
 
     def vectors(self, stop: int, start: int = 0) -> Floats:
         """The vectors of the ids from `start` to `stop` in a temporary file, zero for those that have none."""
         dim = next((each.dim for each in self._rounds if each.num_embeddings), 0)
         dim = dim or next((vectors.shape[1] for _, vectors in self._last), 1)
+        dim = dim if self.images.stored is None else self.images.stored.vectors.shape[1]
         file = self._round(0).parent / f"vectors-{start}.npy"
         file.parent.mkdir(exist_ok=True)
         found = np.lib.format.open_memmap(file, "w+", np.float32, (max(stop - start, 1), dim))
@@ -313,20 +316,10 @@ class _Work:
 
     def embed_here(self, ids: Integers) -> None:
         """Embed a few images at once."""
-        frame = self._frame(ids)
-        if not len(frame):
-            return
-        with_errors = replace(self.reader, on_error=self.reader.on_error or "raise")
-        try:
-            embedded = with_errors.embed_function("")(Table(frame))
-        except NoReadableImageError as error:
-            log(f"left out: {error}")
-            self.left_out = np.union1d(self.left_out, ids)
-            return
-        found = embedded.table.frame["id"].to_numpy(np.int64)
-        self._last.append((found, embedded.vectors))
-        self._done = np.union1d(self._done, found)
-        self.left_out = np.union1d(self.left_out, np.setdiff1d(ids, found))
+        found, vectors = self.images.embed(ids)
+        if len(found):
+            self._last.append((found, vectors))
+            self._done = np.union1d(self._done, found)
 
     def learn_local_features(self) -> dict[str, Any] | None:
         """How local features are computed by the new model, if the index stores some: once, as an interrupted call did.
@@ -337,6 +330,8 @@ class _Work:
         stored, file = self.index.local_settings, self._round(0).parent / "local_features.json"
         if stored is None:
             return None
+        if self.images.reader.model is None:
+            raise InputError(f"{self.images.place} stores local features, which a model computes; give it with --model")
         if not file.exists():
             from vicinal.retrieval.reranking.local_features import some_images
             from vicinal.workflows.local_features import learn_encoder
@@ -344,7 +339,7 @@ class _Work:
 
             options = LocalSettings(stored["size"], stored["layer"], stored["dim"] if stored["whitening"] else 0)
             place = str(self.folder.parent)
-            encoder = learn_encoder(self.reader.loaded_model, some_images(self.index), options, place)
+            encoder = learn_encoder(self.images.reader.loaded_model, some_images(self.index), options, place)
             own = {"weight": stored["weight"], "encoder": secrets.token_hex(8)}
             write_bytes(file, json.dumps({**encoder.to_settings(), **own}).encode())
         settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -357,21 +352,29 @@ class _Work:
         from vicinal.retrieval.reranking.local_features import LocalEncoder
         from vicinal.workflows.local_features import fill_local_features
 
-        encoder = LocalEncoder.from_settings(cast("Embedder", self.reader.loaded_model), settings)
-        fill_local_features(self.index, encoder, settings, self.left_out.tolist())
+        encoder = LocalEncoder.from_settings(cast("Embedder", self.images.reader.loaded_model), settings)
+        fill_local_features(self.index, encoder, settings, self.images.left_out.tolist())
 
     def _parts(self) -> Iterator[tuple[Integers, Floats]]:
+        ids, rows = self._stored
+        for start in range(0, len(ids), self.part_size):
+            assert self.images.stored is not None
+            block = slice(start, start + self.part_size)
+            yield ids[block], self.images.stored.vectors[rows[block]]
         for each in self._rounds:
             for vectors, frame in each.parts():
                 yield frame["id"].to_numpy(np.int64), vectors
 
     def _round(self, number: int) -> Path:
-        text = f"{self.reader.fingerprint} {self.reader.used_precision}"
+        text = f"{_fingerprint(self.images.reader, self.images.stored)} {self.images.reader.used_precision}"
         return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16] / str(number)
 
     def _embed(self, table: Path) -> None:
         """Embed a round, or what an interrupted call has left of it."""
-        shards, reader = table.parent / "shards", replace(self.reader, on_error="skip")  # images are refused below
+        shards, reader = (
+            table.parent / "shards",
+            replace(self.images.reader, on_error="skip"),
+        )  # refused below
         is_complete = any(each.is_complete for each in read_manifests(shards))
         manifest = embed_shard(reader, str(table), shards, 1, 1, part_size=self.part_size)
         ids = pd.read_parquet(table, columns=["id"])["id"].to_numpy(np.int64)
@@ -379,97 +382,4 @@ class _Work:
         self._rounds.append(EmbeddingShards(shards, (manifest,)))
         self._done = np.union1d(self._done, np.setdiff1d(ids, unreadable))
         if not is_complete:  # else they were refused before, and are tried once more
-            self._refuse(np.intersect1d(unreadable, self.index.state.current().ids), "cannot be read")
-
-    def _frame(self, ids: Integers) -> pd.DataFrame:
-        """The ids, files and bounding boxes of images; those without a file are refused or left out."""
-        found, place = self.index.lookup(ids, skip_unknown=True), self.folder.parent
-        paths = found["path"] if "path" in found else pd.Series(None, index=found.index, dtype=object)
-        files = [str(image_file(path, place)) if isinstance(path, str) else "" for path in paths]
-        is_there = np.array([os.path.isfile(file) for file in files], dtype=bool)
-        self._refuse(found["id"].to_numpy(np.int64)[~is_there], "have no file")
-        columns = [name for name in BOX_COLUMNS if name in found]
-        frame = found[["id", *columns]].assign(path=files)
-        return frame[is_there].reset_index(drop=True)
-
-    def _refuse(self, ids: Integers, problem: str) -> None:
-        """Raise InputError for images that cannot be embedded, or leave them out."""
-        if not len(ids):
-            return
-        text = f"{self.folder.parent}: {len(ids):,} images {problem} ({_named(self.index, ids)})"
-        if self.reader.on_error != "skip":
-            raise InputError(f"{text}; --on_error skip takes them out of the index, or delete them")
-        log(f"left out: {text}")
-        self.left_out = np.union1d(self.left_out, ids)
-
-
-def _named(index: Index, ids: Integers) -> str:
-    """Some images by their paths, or else by their ids."""
-    found = index.lookup(ids[:MAX_NAMED], skip_unknown=True)
-    paths = found["path"] if "path" in found else [None] * len(found)
-    names = [path if isinstance(path, str) else f"id {number}" for path, number in zip(paths, found["id"], strict=True)]
-    return ", ".join(names) + (f" and {len(ids) - MAX_NAMED:,} more" if len(ids) > MAX_NAMED else "")
-
-
-# comparing
-
-
-def compare_generations(
-    index: Index, generation: Generation, ids: Integers, num_queries: int = NUM_QUERIES, seed: int = 0
-) -> GenerationComparison:
-    """Compare what an index finds by its vectors and by those of another generation, for a sample of its images.
-
-    Metrics are the fraction of the first ten neighbors that both find and, if there are labels, recall@1 of both and
-    its difference, for images whose class has another image. Intervals are those of the bootstrap over the images.
-
-    Args:
-        index: the index.
-        generation: the other vectors.
-        ids: int64 [n], the ids that are searched in both, ascending.
-        num_queries: the size of the sample.
-        seed: of the sample.
-    """
-    generator = np.random.default_rng(seed)
-    queries = np.sort(generator.choice(ids, min(num_queries, len(ids)), replace=False))
-    k = min(K, len(ids) - 1)
-    if not k:
-        return GenerationComparison(len(queries), pd.DataFrame(columns=["value", "low", "high"]))
-    old, new = (_others(engine.search(UnitVectors(engine.take(queries), "vector"), k + 1, ids), queries)
-                for engine in (index.state.current().engine, generation.engine))  # fmt: skip
-    scores = {f"overlap@{k}": (old[:, :, None] == new[:, None, :]).any(axis=2).mean(axis=1)}
-    if "label" in index.column_kinds:
-        label_of = _labels(index, ids)
-        own = label_of(queries)
-        is_scored = own.isin(_repeated(label_of(ids))).to_numpy()
-        hits = [np.where(is_scored, own.to_numpy() == label_of(each[:, 0]).to_numpy(), np.nan) for each in (old, new)]
-        scores |= {"recall@1 before": hits[0], "recall@1 after": hits[1], "difference": hits[1] - hits[0]}
-    return GenerationComparison(len(queries), _with_intervals(scores))
-
-
-def _others(found: Neighbors, ids: Integers) -> Integers:
-    """The neighbors of images without these themselves, int64 [queries, k]."""
-    itself_last = np.argsort(found.ids == ids[:, None], axis=1, kind="stable")[:, :-1]
-    return np.take_along_axis(found.ids, itself_last, axis=1)
-
-
-def _labels(index: Index, ids: Integers) -> Callable[[Integers], pd.Series[str]]:
-    labels = index.lookup(ids, skip_unknown=True).set_index("id")["label"].astype("object").reindex(ids)
-    return lambda some: labels.loc[some].reset_index(drop=True)
-
-
-def _repeated(labels: pd.Series[str]) -> pd.Index[str]:
-    counts = labels.value_counts()
-    return counts.index[counts > 1]
-
-
-def _with_intervals(scores: Mapping[str, Floats]) -> pd.DataFrame:
-    """The mean of each metric over the queries that have a score, and its bounds."""
-    values = np.column_stack(list(scores.values())).astype(np.float64)
-    is_scored = ~np.isnan(values)
-    keep = np.flatnonzero(is_scored.any(axis=0))
-    totals = UnitTotals(np.where(is_scored, values, 0.0)[:, keep], is_scored[:, keep].astype(np.float64))
-    low, high = bootstrap_bounds(totals, Resampling(resample_by="queries"))
-    names = list(scores)
-    return pd.DataFrame(
-        {"value": totals.means, "low": low, "high": high}, index=[names[column] for column in keep.tolist()]
-    )
+            self.images.refuse(np.intersect1d(unreadable, self.index.state.current().ids), "cannot be read")

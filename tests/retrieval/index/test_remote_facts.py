@@ -20,8 +20,10 @@ class Database:
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = dict(VALUES)
 
-    def write(self, values: dict[str, Any]) -> None:
-        self.values = values
+    def write(self, changes: dict[str, Any]) -> dict[str, Any]:
+        values = {**(self.values or {}), **changes}
+        self.values = {name: value for name, value in values.items() if value is not None or name not in changes}
+        return self.values
 
     def open(self) -> RemoteFacts:
         return RemoteFacts(URL, self.values or {}, read=lambda: self.values, write=self.write)
@@ -52,6 +54,10 @@ def test_an_index_that_is_gone_or_of_another_version_is_refused() -> None:
     database.values = None
     with pytest.raises(EngineRefusedError, match="the index is not there any more"):
         facts.refresh()
+    database.values = {**VALUES, "generation": "ab"}
+    with pytest.raises(EngineRefusedError, match="was upgraded to another model; open it again"):
+        facts.refresh()
+    assert facts.kinds == {}  # reading goes on
     database.values = {**VALUES, "version": 99}
     with pytest.raises(InputError, match="not an index of this version"):
         facts.refresh()

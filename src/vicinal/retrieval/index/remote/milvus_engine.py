@@ -11,8 +11,9 @@ import hashlib
 import logging
 import math
 import os
+import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.milvus_filters import COLUMNS, NUMBER, MilvusWriter, column_key, path_expression
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
+    MAX_BATCH,
     REQUEST_SECONDS,
     RemoteEngine,
     Rows,
@@ -75,6 +77,8 @@ class MilvusEngine(RemoteEngine):
         self._is_lite: bool | None = None
         self._lock = threading.Lock()
         self._new_names: dict[str, str] = {}  # of collections that are about to replace others
+        self._source: str | None = None  # the collection of the generation that is upgraded
+        self._is_switched = False  # whether the generation of this engine is searched since :meth:`switch`
         self._columns: dict[str, dict[str, Any]] = {}  # of collections, as they were read or written last
 
     def close(self) -> None:
@@ -163,7 +167,7 @@ class MilvusEngine(RemoteEngine):
 
         An index has two names for collections in turn. After a kill one may be left, which the next call drops.
         """
-        first, second = (f"{table}_version_{number}" for number in (1, 2))
+        first, second = _versions(table)
         with self._faults() as client:
             old = self._collection(client, table)
             # An answer may be lost, and this be called again after the alias was changed.
@@ -175,6 +179,7 @@ class MilvusEngine(RemoteEngine):
             elif old != new:
                 client.alter_alias(new, table, timeout=self._seconds)
         self.drop(second if new == first else first)
+        self.drop_generations(table, {None})
         self._forget(by)
         del self._new_names[by]
 
@@ -200,6 +205,105 @@ class MilvusEngine(RemoteEngine):
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """No room is needed, but numbers that become texts are written again."""
         return all(old[name].kind == kind.kind or kind.kind != "string" for name, kind in new.items() if name in old)
+
+    # generations: each is a collection, and the index the alias of one; Milvus has no transactions
+
+    def place(self, table: str) -> str:
+        with self._faults() as client:
+            return self._generation(client, table, self.generation)
+
+    def _generation(self, client: Any, table: str, generation: str | None) -> str:
+        """The name of the collection of a generation."""
+        if generation is not None:
+            return f"{table}_generation_{generation}"
+        first, second = _versions(table)
+        return first if client.has_collection(first, timeout=self._seconds) else second
+
+    def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
+        name = self.place(table)
+        self.create(name, facts["dim"], facts["kind"])
+        if self._stored_facts(name) is None:
+            self._store_facts(name, facts)
+
+    def missing(
+        self, table: str, present: str | None, after: int, limit: int
+    ) -> tuple[Integers, list[str], int | None]:
+        """Also give the columns of images that changed since, and drop those that were deleted."""
+        source, own, kinds = self._both(table)
+        if after < 0 and not self._is_switched:
+            self._drop_deleted(source, own)
+        rows = self.page(source, after, limit, None, kinds, False)
+        rows = rows.subset(np.argsort(rows.ids))
+        if not len(rows):
+            return rows.ids, [], None
+        known = self.fetch(own, rows.ids, kinds, False)
+        record_of = dict(zip(known.ids.tolist(), known.records, strict=True))
+        ids, versions, changed = [], [], []
+        for row, (number, record) in enumerate(zip(rows.ids.tolist(), rows.records, strict=True)):
+            if number not in record_of or (_version(record_of[number]) != _version(record) and not self._is_switched):
+                ids.append(number)
+                versions.append(_version(record))
+            elif record_of[number] != record and not self._is_switched:
+                changed.append(row)
+        if changed:
+            new = rows.subset(np.array(changed))
+            stored = self.fetch(own, new.ids, {}, True)
+            assert stored.vectors is not None
+            order = np.argsort(stored.ids)
+            new.vectors = stored.vectors[order[np.searchsorted(stored.ids[order], new.ids)]]
+            self.write(own, new, kinds)
+        return np.array(ids, np.int64), versions, int(rows.ids[-1]) if len(rows) == limit else None
+
+    def _both(self, table: str) -> tuple[str, str, Kinds]:
+        """The collections of the present generation and of this engine's, and the kinds of the columns."""
+        if self._source is None:
+            with self._faults() as client:
+                self._source = self._collection(client, table) or table
+        facts = self._stored_facts(self._source)
+        if facts is None:
+            raise EngineRefusedError(f"{self.url}: the index is not there any more")
+        kinds = {name: ColumnKind(**kind) for name, kind in facts["columns"].items()}
+        return self._source, self.place(table), kinds
+
+    def _drop_deleted(self, source: str, own: str) -> None:
+        """Delete the images of a collection that are in another one no more."""
+        after = -1
+        while len(ids := np.sort(self.page(own, after, MAX_BATCH, None, None, False).ids)):
+            gone = np.setdiff1d(ids, self.fetch(source, ids, {}, False).ids)
+            if len(gone):
+                self.delete(own, gone)
+            after = int(ids[-1])
+
+    def fill(self, table: str, present: str | None, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
+        source, own, kinds = self._both(table)
+        rows, known = self.fetch(source, ids, kinds, False), dict(zip(ids.tolist(), range(len(ids)), strict=True))
+        positions = [known[number] for number in rows.ids.tolist()]
+        is_same = [versions[known[number]] == _version(record)
+                   for number, record in zip(rows.ids.tolist(), rows.records, strict=True)]  # fmt: skip
+        rows.vectors = vectors[positions]
+        if any(is_same):
+            self.write(own, rows.subset(np.flatnonzero(is_same)), kinds)
+
+    def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
+        """By a change of the alias; images that others add before it, after `finish`, are embedded afterwards."""
+        finish()
+        with self._faults() as client:
+            own = self._generation(client, table, self.generation)
+            self._columns.pop(own, None)
+            self._store_facts(own, {**(self.read_facts(table) or {}), **facts})
+            client.load_collection(own, timeout=self._seconds)
+            client.alter_alias(own, table, timeout=self._seconds)
+        self._is_switched = True
+        finish()
+
+    def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
+        with self._faults() as client:
+            kept = {self._collection(client, table), *(self._generation(client, table, each) for each in keep)}
+            names = client.list_collections(timeout=self._seconds)
+        pattern = re.compile(re.escape(table) + "_(generation_[0-9a-f]{16}|version_[12])")
+        for name in names:
+            if pattern.fullmatch(name) and name not in kept:
+                self.drop(name)
 
     # the rows
 
@@ -334,6 +438,16 @@ class MilvusEngine(RemoteEngine):
         for secret in filter(None, [self._token, *self._token.split(":", 1)[1:]]):
             message = message.replace(secret, "***")
         return message
+
+
+def _versions(table: str) -> tuple[str, str]:
+    """The names of the collections of an index that is built, in turn."""
+    return f"{table}_version_1", f"{table}_version_2"
+
+
+def _version(record: Record) -> str:
+    """Tells the contents of the file of an image apart, as far as they are known."""
+    return str(record.get("file_hash", ""))
 
 
 def _facts_of(collection: str) -> str:

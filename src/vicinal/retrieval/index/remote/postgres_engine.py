@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from vicinal.retrieval.index.remote.remote_engine import (
     RemoteEngine,
     Result,
     Rows,
+    StaleGenerationError,
     TransientFault,
 )
 from vicinal.retrieval.neighbors import Neighbors
@@ -38,6 +40,7 @@ from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
     CODES,
+    GENERATION,
     TYPES,
     VECTOR,
     PostgresWriter,
@@ -45,6 +48,7 @@ from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
     index_query,
     num_candidates,
     search_query,
+    vector_column,
 )
 
 TRANSIENT_STATES = ("08", "53", "57P", "40001", "40P01", "25P03", "57014", "55P03", "23505")
@@ -65,12 +69,25 @@ class PostgresConnections:
 
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
-        self._pool = Pool(self._connect, lambda connection: connection.close())
+        self._pool = Pool(self.connect, lambda connection: connection.close())
         self._own = threading.local()  # the connection of the transaction of a thread
 
     def close(self) -> None:
         """Close the idle connections."""
         self._pool.close()
+
+    @contextmanager
+    def pinned(self) -> Iterator[Any]:
+        """A connection for all calls of this thread within the block, such as those of one transaction."""
+        if (pinned := getattr(self._own, "connection", None)) is not None:
+            yield pinned
+            return
+        with self.take() as connection:
+            self._own.connection = connection
+            try:
+                yield connection
+            finally:
+                self._own.connection = None
 
     @contextmanager
     def take(self) -> Iterator[Any]:
@@ -108,12 +125,8 @@ class PostgresConnections:
             EngineUnavailableError: the connection is lost within it.
         """
         try:
-            with self.take() as connection, connection.transaction():
-                self._own.connection = connection
-                try:
-                    yield connection
-                finally:
-                    self._own.connection = None
+            with self.pinned() as connection, connection.transaction():
+                yield connection
         except TransientFault as fault:
             message = f"the connection was lost within a transaction, nothing was changed: {one_line(fault, 200)}"
             raise EngineUnavailableError(self.url, message) from None
@@ -123,7 +136,8 @@ class PostgresConnections:
         """Whether this thread is in one, so that a failed call cannot be repeated alone."""
         return getattr(self._own, "connection", None) is not None
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """A new connection, which belongs to the caller."""
         url = self.url
         named = {"host": url.host, "port": url.port, "user": url.user, "dbname": url.database}
         options: dict[str, Any] = {name: str(value) for name, value in named.items() if value is not None}
@@ -212,6 +226,12 @@ class PostgresEngine(RemoteEngine):
         with self._connections.take() as connection:
             connection.execute(query, [table, json.dumps(facts)])
 
+    def change_facts(self, table: str, changes: Mapping[str, Any]) -> dict[str, Any] | None:
+        query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
+        with self._connections.pinned() as connection, connection.transaction():
+            connection.execute(query, [table])
+            return super().change_facts(table, changes)
+
     def create(self, table: str, dim: int, kind: Kind) -> None:
         with self._connections.take() as connection:
             create_extension(connection)
@@ -229,10 +249,26 @@ class PostgresEngine(RemoteEngine):
     def finish(self, table: str, dim: int, kind: Kind) -> None:
         if kind == "exact":
             return
+        if self.generation is not None:
+            return self._index_while_used(table, dim, kind)
         with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             if not self._is_indexed(connection, table):
                 connection.execute(index_query(self._table(table), kind, dim))
+
+    def _index_while_used(self, table: str, dim: int, kind: Kind) -> None:
+        """Build the database's index of a further column; that of a call that was killed is not valid, and dropped."""
+        digest = hashlib.sha256(f"{table} {self._vectors}".encode()).hexdigest()[:20]
+        name = self._table(f"vicinal_{digest}")
+        with self._connections.take() as connection:
+            query = sql.SQL("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass({})")
+            if connection.execute(query.format(sql.Literal(name.as_string(connection)))).fetchone() == (True,):
+                return
+            connection.execute("SET statement_timeout = 0")
+            connection.execute(sql.SQL("DROP INDEX IF EXISTS {}").format(name))
+            short = sql.Identifier(f"vicinal_{digest}")
+            connection.execute(index_query(self._table(table), kind, dim, self._vectors, short))
+            connection.execute(sql.SQL("SET statement_timeout = {}").format(sql.Literal(int(1000 * REQUEST_SECONDS))))
 
     def replace(self, table: str, by: str) -> None:
         with self._connections.take() as connection, connection.transaction():
@@ -265,6 +301,83 @@ class PostgresEngine(RemoteEngine):
                     connection.execute(change.format(self._table(table), column, target, column, target))
         return True
 
+    # generations: each is a column of the table
+
+    @contextmanager
+    def upgrading(self, table: str) -> Iterator[object]:
+        name = self._table(table).as_string(None)
+        with closing(self.call(self._new_connection)) as connection:  # the lock ends with it
+            if not connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()[0]:
+                raise InputError(f"{self.url}: another process upgrades the index; wait for it")
+            yield None
+
+    def _new_connection(self) -> Any:
+        with _faults():
+            return self._connections.connect()
+
+    def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
+        alter, column = sql.SQL("ALTER TABLE {}").format(self._table(table)), sql.Identifier(self._vectors)
+        with self._connections.take() as connection, connection.transaction():
+            add = sql.SQL("{} ADD COLUMN IF NOT EXISTS {} vector({})")
+            connection.execute(add.format(alter, column, sql.Literal(facts["dim"])))
+            optional = sql.SQL("{} ALTER COLUMN {} DROP NOT NULL")
+            connection.execute(optional.format(alter, sql.Identifier(vector_column(present))))
+
+    def missing(
+        self, table: str, present: str | None, after: int, limit: int
+    ) -> tuple[Integers, list[str], int | None]:
+        query = sql.SQL(
+            "SELECT id, md5(vector_send({})) FROM {} WHERE {} IS NULL AND id > %s ORDER BY id LIMIT %s"
+        ).format(sql.Identifier(vector_column(present)), self._table(table), sql.Identifier(self._vectors))
+        with self._connections.take() as connection:
+            found = connection.execute(query, [after, limit]).fetchall()
+        ids = np.array([number for number, _ in found], np.int64)
+        return ids, [version for _, version in found], int(ids[-1]) if len(found) == limit else None
+
+    def fill(self, table: str, present: str | None, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
+        query = sql.SQL("UPDATE {} SET {} = %s WHERE id = %s AND md5(vector_send({})) = %s").format(
+            self._table(table), sql.Identifier(self._vectors), sql.Identifier(vector_column(present))
+        )
+        with self._connections.take() as connection, connection.transaction():
+            connection.cursor().executemany(query, list(zip(vectors, ids.tolist(), versions, strict=True)))
+
+    def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
+        """In one transaction; others read the table meanwhile."""
+        first = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
+        with self._connections.pinned() as connection, connection.transaction():
+            connection.execute(first, [table])  # in the order of other transactions
+            connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(self._table(table)))
+            finish()
+            self.change_facts(table, facts)
+
+    def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
+        kept = {vector_column(each) for each in keep}
+        with self._connections.take() as connection:
+            for column in self._vector_columns(connection, table):
+                if column not in kept:
+                    drop = sql.SQL("ALTER TABLE {} DROP COLUMN {}")
+                    connection.execute(drop.format(self._table(table), sql.Identifier(column)))
+
+    @property
+    def _vectors(self) -> str:
+        """The column with the vectors of the generation of this engine."""
+        return vector_column(self.generation)
+
+    def _vector_columns(self, connection: Any, table: str) -> list[str]:
+        """The columns with the vectors of all generations."""
+        query = sql.SQL(
+            "SELECT attname FROM pg_attribute WHERE attrelid = {}::regclass AND NOT attisdropped AND attnum > 0 "
+            "AND (attname = {} OR starts_with(attname::text, {}))"
+        ).format(*map(sql.Literal, (self._table(table).as_string(connection), VECTOR, GENERATION)))
+        return [name for (name,) in connection.execute(query).fetchall()]
+
+    def _check_generation(self, connection: Any, table: str) -> None:
+        """Raise StaleGenerationError if the index has another generation than this engine writes."""
+        query = sql.SQL("SELECT facts->>'generation' FROM {} WHERE name = %s").format(self._table(FACTS))
+        row = connection.execute(query, [table]).fetchone()
+        if row is not None and row[0] != self.generation:
+            raise StaleGenerationError(self.url)
+
     @contextmanager
     def transaction(self, table: str) -> Iterator[None]:
         with self._connections.transaction() as connection:  # one after the other: they change the facts
@@ -280,11 +393,12 @@ class PostgresEngine(RemoteEngine):
     # the rows
 
     def write(self, table: str, rows: Rows, kinds: Kinds) -> None:
+        """Where an image gets another vector, its vectors of other generations are missing from then on."""
         assert rows.vectors is not None
-        names = list(kinds)
-        columns = [sql.Identifier("id"), sql.Identifier(VECTOR), *map(column_name, names)]
+        names, own = list(kinds), sql.Identifier(self._vectors)
+        columns = [sql.Identifier("id"), own, *map(column_name, names)]
         listed = sql.SQL(", ").join(columns)
-        values = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(column) for column in columns[1:])
+        values = [sql.SQL("{0} = excluded.{0}").format(column) for column in columns[1:]]
         with self._connections.take() as connection, connection.transaction():
             connection.execute(
                 sql.SQL("CREATE TEMPORARY TABLE vicinal_rows ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(
@@ -295,13 +409,14 @@ class PostgresEngine(RemoteEngine):
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
             if self._has_codes(connection, table):
-                connection.execute(_without_changed_codes(self._table(table)))
-            connection.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}").format(
-                    self._table(table), listed, listed, values
-                )
-            )
+                connection.execute(_without_changed_codes(self._table(table), own))
+            kept = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
+            for name in set(self._vector_columns(connection, table)) - {self._vectors}:
+                values.append(kept.format(sql.Identifier(name), own))
+            insert = "INSERT INTO {} AS stored ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}"
+            connection.execute(sql.SQL(insert).format(self._table(table), listed, listed, sql.SQL(", ").join(values)))
             connection.execute("DROP TABLE vicinal_rows")  # the transaction may go on with other rows
+            self._check_generation(connection, table)  # which does not change before the end of this transaction
 
     def delete(self, table: str, ids: Integers) -> None:
         query = sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(self._table(table))
@@ -309,8 +424,8 @@ class PostgresEngine(RemoteEngine):
             connection.execute(query, [ids.tolist()])
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
-        query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s)").format(
-            _selected(kinds, vectors), self._table(table)
+        query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s) {}").format(
+            self._selected(kinds, vectors), self._table(table), self._known(vectors)
         )
         with self._connections.take() as connection:
             return _rows(connection.execute(query, {"ids": ids.tolist()}).fetchall(), kinds, vectors)
@@ -318,9 +433,9 @@ class PostgresEngine(RemoteEngine):
     def page(
         self, table: str, after: int, limit: int, where: SQLFilter | None, kinds: Kinds | None, vectors: bool
     ) -> Rows:
-        where = where or EVERY_ROW
-        query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} ORDER BY id LIMIT %(limit)s").format(
-            _selected(kinds or {}, vectors), self._table(table), sql.SQL(where.text)
+        where, known = where or EVERY_ROW, self._known(vectors)
+        query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} {} ORDER BY id LIMIT %(limit)s").format(
+            self._selected(kinds or {}, vectors), self._table(table), sql.SQL(where.text), known
         )
         with self._connections.take() as connection:
             found = connection.execute(query, {"after": after, "limit": limit, **where.parameters}).fetchall()
@@ -360,7 +475,8 @@ class PostgresEngine(RemoteEngine):
         self, connection: Any, table: str, queries: Floats, k: int, where: SQLFilter, kind: Kind,
         facts: Mapping[str, Any],
     ) -> list[list[tuple[int, float]]]:  # fmt: skip
-        query = search_query(self._table(table), where, kind, int(facts["dim"]))
+        vectors = vector_column(facts.get("generation"))
+        query = search_query(self._table(table), where, kind, int(facts["dim"]), vectors)
         number = k if kind == "exact" else num_candidates(kind, int(facts["dim"]), k, facts.get("rescore"))
         parameters = {"k": k, "candidates": number, **where.parameters}
         cursors = []
@@ -433,6 +549,14 @@ class PostgresEngine(RemoteEngine):
 
     # names
 
+    def _selected(self, kinds: Kinds, vectors: bool) -> sql.Composable:
+        last = [sql.Identifier(self._vectors)] if vectors else []
+        return sql.SQL(", ").join([sql.Identifier("id"), *map(column_name, kinds), *last])
+
+    def _known(self, vectors: bool) -> sql.Composable:
+        """The condition that a row has a vector, if that is asked for."""
+        return sql.SQL("AND {} IS NOT NULL" if vectors else "").format(sql.Identifier(self._vectors))
+
     def _table(self, name: str) -> sql.Identifier:
         return sql.Identifier(name) if self._schema is None else sql.Identifier(self._schema, name)
 
@@ -456,16 +580,11 @@ class PostgresEngine(RemoteEngine):
         return bool(connection.execute(query).fetchone()[0])
 
 
-def _without_changed_codes(table: sql.Identifier) -> sql.Composable:
+def _without_changed_codes(table: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
     """Delete the local features of the rows that get another vector, since they have another image then."""
     return sql.SQL(
         "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
-    ).format(table, sql.Identifier(CODES), sql.Identifier(VECTOR))
-
-
-def _selected(kinds: Kinds, vectors: bool) -> sql.Composable:
-    names = [sql.Identifier("id"), *map(column_name, kinds), *([sql.Identifier(VECTOR)] if vectors else [])]
-    return sql.SQL(", ").join(names)
+    ).format(table, sql.Identifier(CODES), vectors)
 
 
 def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:

@@ -13,6 +13,7 @@ from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINK
 
 TYPES = {"integer": "bigint", "floating": "double precision", "boolean": "boolean", "string": "text"}
 VECTOR, CODES = "embedding", "vicinal_local_features"
+GENERATION = "x_vectors_"  # followed by the name of a generation: the column of its vectors, after an upgrade
 OWN = (VECTOR, CODES)  # columns of Vicinal; `id` of a table of images has another name already
 MAX_BYTES = 63  # of a name; PostgreSQL cuts longer ones
 
@@ -73,36 +74,44 @@ def _quoted(name: str) -> str:
     return '"' + column_key(name).replace('"', '""').replace("%", "%%") + '"'
 
 
+def vector_column(generation: str | None) -> str:
+    """The name of the column with the vectors of a generation; None: those that an index was built with."""
+    return VECTOR if generation is None else GENERATION + generation
+
+
 MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves
 HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
 
 
-def index_query(table: sql.Identifier, kind: Kind, dim: int) -> sql.Composable:
-    """Build the index that makes a search fast."""
-    column, operators, _, _ = _coarse(kind, dim)
-    return sql.SQL("CREATE INDEX ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(
-        table, column, sql.SQL(operators), sql.Literal(HNSW_LINKS), sql.Literal(HNSW_BUILD)
+def index_query(
+    table: sql.Identifier, kind: Kind, dim: int, vectors: str = VECTOR, while_used: sql.Identifier | None = None
+) -> sql.Composable:
+    """Build the index that makes a search fast, of this name if others change the table meanwhile."""
+    column, operators, _, _ = _coarse(kind, dim, vectors)
+    name = sql.SQL("") if while_used is None else sql.SQL("CONCURRENTLY {}").format(while_used)
+    return sql.SQL("CREATE INDEX {} ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(
+        name, table, column, sql.SQL(operators), sql.Literal(HNSW_LINKS), sql.Literal(HNSW_BUILD)
     )
 
 
-def search_query(table: sql.Identifier, where: SQLFilter, kind: Kind, dim: int) -> sql.Composable:
-    """The nearest by the vectors, or first by the indexed expression and then by the vectors."""
-    name, vector = sql.Identifier(VECTOR), sql.Placeholder("vector")
+def search_query(table: sql.Identifier, where: SQLFilter, kind: Kind, dim: int, vectors: str) -> sql.Composable:
+    """The nearest by the vectors of a column, or first by the indexed expression and then by the vectors."""
+    name, vector = sql.Identifier(vectors), sql.Placeholder("vector")
     score = sql.SQL("-({} <#> {}) AS score").format(name, vector)
     if kind == "exact":  # the sum keeps an index from being used
         return sql.SQL(
-            "SELECT id, {} FROM {} WHERE {} ORDER BY ({} <#> {}) + 0, id LIMIT %(k)s"
-        ).format(score, table, sql.SQL(where.text), name, vector)  # fmt: skip
-    column, _, distance, query = _coarse(kind, dim)
-    coarse = sql.SQL("SELECT id, {} FROM {} WHERE {} ORDER BY {} {} {} LIMIT %(candidates)s").format(
-        score, table, sql.SQL(where.text), column, sql.SQL(distance), query
+            "SELECT id, {} FROM {} WHERE {} IS NOT NULL AND {} ORDER BY ({} <#> {}) + 0, id LIMIT %(k)s"
+        ).format(score, table, name, sql.SQL(where.text), name, vector)  # fmt: skip
+    column, _, distance, query = _coarse(kind, dim, vectors)
+    coarse = sql.SQL("SELECT id, {} FROM {} WHERE {} IS NOT NULL AND {} ORDER BY {} {} {} LIMIT %(candidates)s").format(
+        score, table, name, sql.SQL(where.text), column, sql.SQL(distance), query
     )
     return sql.SQL("SELECT id, score FROM ({}) AS nearest ORDER BY score DESC, id LIMIT %(k)s").format(coarse)
 
 
-def _coarse(kind: Kind, dim: int) -> tuple[sql.Composable, str, str, sql.Composable]:
+def _coarse(kind: Kind, dim: int, vectors: str) -> tuple[sql.Composable, str, str, sql.Composable]:
     """The indexed expression, its operators, the distance, and the expression of the query."""
-    name, vector, size = sql.Identifier(VECTOR), sql.Placeholder("vector"), sql.Literal(dim)
+    name, vector, size = sql.Identifier(vectors), sql.Placeholder("vector"), sql.Literal(dim)
     if kind == "binary":
         form = "binary_quantize({})::bit({})"
         return (

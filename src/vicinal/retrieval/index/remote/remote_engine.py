@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +21,7 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
-from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
+from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError, one_line
 
 Result = TypeVar("Result")
 RETRY_SECONDS = 30.0  # during which a call is repeated
@@ -74,6 +74,13 @@ class Rows:
         return Rows(self.ids[positions], [self.records[row] for row in positions.tolist()], vectors)
 
 
+class StaleGenerationError(EngineRefusedError):
+    """The index was upgraded to another model since it was opened."""
+
+    def __init__(self, url: object) -> None:
+        super().__init__(f"{url}: the index was upgraded to another model; open it again, or repeat the command")
+
+
 class RemoteEngine(ABC):
     """A database that holds tables of vectors.
 
@@ -83,11 +90,15 @@ class RemoteEngine(ABC):
     Args:
         url: of the index.
         timeout: seconds during which a call is repeated after faults that may pass.
+
+    Attributes:
+        generation: that whose vectors are read, written and searched; None: those that the index was built with.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]]
     max_k: ClassVar[int]
+    generation: str | None = None
 
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
@@ -102,6 +113,17 @@ class RemoteEngine(ABC):
     @abstractmethod
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
         """Replace the facts of an index."""
+
+    def change_facts(self, table: str, changes: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Change some facts of an index and return all; None removes one. None is returned if there is no index."""
+        facts = self.read_facts(table)
+        if facts is None:
+            return None
+        facts = {
+            name: value for name, value in {**facts, **changes}.items() if value is not None or name not in changes
+        }
+        self.write_facts(table, facts)
+        return facts
 
     @abstractmethod
     def create(self, table: str, dim: int, kind: Kind) -> None:
@@ -122,6 +144,42 @@ class RemoteEngine(ABC):
     @abstractmethod
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """Make room for columns of these kinds; False if rows must be written again for that."""
+
+    # generations: vectors of different models for the same images
+
+    def upgrading(self, table: str) -> AbstractContextManager[object]:
+        """A block in which no other process upgrades the index, where that is possible."""
+        return nullcontext()
+
+    def place(self, table: str) -> str:
+        """The name of what holds the vectors of this engine's generation."""
+        return table
+
+    @abstractmethod
+    def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
+        """Make room for the vectors of this engine's generation, by its facts, beside the present one."""
+
+    @abstractmethod
+    def missing(
+        self, table: str, present: str | None, after: int, limit: int
+    ) -> tuple[Integers, list[str], int | None]:
+        """Some images above an id that have no vector of this engine's generation.
+
+        Returns:
+            Their ids, ascending, what identifies their present vectors, and the id to go on with; None: no more.
+        """
+
+    @abstractmethod
+    def fill(self, table: str, present: str | None, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
+        """Write vectors of this engine's generation for images whose present vectors are the same as they were."""
+
+    @abstractmethod
+    def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
+        """Search this engine's generation from now on: call `finish` while nobody else writes, and change facts."""
+
+    @abstractmethod
+    def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
+        """Drop the vectors of all generations but these."""
 
     def transaction(self, table: str) -> AbstractContextManager[object]:
         """A block whose calls in this thread are one transaction; each is one of its own where there is none.

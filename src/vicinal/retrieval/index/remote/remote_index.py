@@ -22,6 +22,7 @@ from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import RETRY_SECONDS, RemoteEngine, Rows, batch_rows, connect
+from vicinal.retrieval.index.remote.remote_generation import RemoteGeneration
 from vicinal.retrieval.index.remote.remote_table import FORMAT, UNFINISHED, VERSION, RemoteTable, id_of_key
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
@@ -224,6 +225,10 @@ class RemoteIndex(ImageIndex):
         rows = rows.subset(np.argsort(rows.ids))
         return Metadata(frame_of_records(rows.ids, rows.records, kinds))
 
+    def ids(self) -> Integers:
+        """The ids of all images, int64 [n], ascending."""
+        return self._ids_of(None)
+
     def _ids_of(self, selected: Selection | None) -> Integers:
         return Rows.joined(self._pages(selected, None)).ids
 
@@ -335,6 +340,21 @@ class RemoteIndex(ImageIndex):
         index = cls(engine, before if before is not None and goes_on else facts)
         index._table.name = table
         return index, goes_on
+
+    def follow(self, facts: Mapping[str, Any]) -> None:
+        """Search and write another generation from now on, by the facts of the index; no thread writes meanwhile."""
+        self._table.facts.accept(facts)
+        self._engine.generation = facts.get("generation")
+
+    def generation(self, own: Mapping[str, Any]) -> RemoteGeneration:
+        """Other vectors of the images, by the facts that a generation has of its own."""
+        engine = connect(self._engine.url, self._engine.timeout)
+        return RemoteGeneration(engine, self._table.name, dict(self._settings), own)
+
+    @property
+    def previous(self) -> Mapping[str, Any] | None:
+        """The facts of the generation that was searched before the last upgrade; None if there was none."""
+        return self._settings.get("previous")
 
     # changes
 

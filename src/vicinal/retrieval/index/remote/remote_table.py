@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +21,7 @@ from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import unknown_id
 from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, payload_of
 from vicinal.retrieval.index.remote.engine_url import EngineURL
-from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows, batch_rows
+from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows, StaleGenerationError, batch_rows
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
@@ -39,7 +40,7 @@ class RemoteFacts:
         url: of the index.
         values: the facts as they were read.
         read: asks the database for them; None: the index is not there.
-        write: replaces them in the database.
+        write: changes some in the database, None removes one, and returns all; None: the index is not there.
 
     Attributes:
         values: the facts as they are now or were some seconds ago.
@@ -54,13 +55,14 @@ class RemoteFacts:
         url: EngineURL,
         values: Mapping[str, Any],
         read: Callable[[], dict[str, Any] | None],
-        write: Callable[[dict[str, Any]], object],
+        write: Callable[[dict[str, Any]], dict[str, Any] | None],
     ) -> None:
         self._url, self._read, self._write = url, read, write
         self.lock = threading.RLock()
-        self._accept(values)
+        self.accept(values)
 
-    def _accept(self, values: Mapping[str, Any]) -> None:
+    def accept(self, values: Mapping[str, Any]) -> None:
+        """Take facts, even of another generation; raises InputError if they are of another version."""
         if values.get("format") != FORMAT or values.get("version") != VERSION:
             raise InputError(f"{self._url} is not an index of this version of Vicinal; build it again")
         self.values, self._time = dict(values), time.monotonic()
@@ -70,19 +72,25 @@ class RemoteFacts:
         """The kinds of the columns."""
         with self.lock:
             if time.monotonic() - self._time > REFRESH_SECONDS:
-                self.refresh()
+                self._time = time.monotonic()
+                with suppress(StaleGenerationError):  # reading goes on with the generation that was opened
+                    self.refresh()
             return {name: ColumnKind(**kind) for name, kind in self.values["columns"].items()}
 
     def refresh(self) -> None:
         """Read them again.
 
         Raises:
-            EngineRefusedError: the index is not there any more.
+            EngineRefusedError: the index is not there any more, or was upgraded to another model.
         """
-        values = self._read()
+        self._accept_same(self._read())
+
+    def _accept_same(self, values: Mapping[str, Any] | None) -> None:
         if values is None:
             raise EngineRefusedError(f"{self._url}: the index is not there any more")
-        self._accept(values)
+        if values.get("generation") != self.values.get("generation"):
+            raise StaleGenerationError(self._url)
+        self.accept(values)
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Take the facts of before changes that were undone, until they are read again."""
@@ -92,16 +100,13 @@ class RemoteFacts:
     def take(self, values: Mapping[str, Any], since: Mapping[str, Any]) -> None:
         """Take facts that were read in another way, unless this process has changed or read the facts since then."""
         if self.values is since:
-            self._accept(values)
+            self._accept_same(values)
 
     def change(self, **changes: Any) -> None:
         """Change some of them in the database; None removes one."""
         with self.lock:
             self.refresh()
-            values = {**self.values, **changes}
-            values = {name: value for name, value in values.items() if value is not None or name not in changes}
-            self._write(values)
-            self.values = values
+            self._accept_same(self._write(changes))
 
 
 class RemoteTable:
@@ -120,11 +125,12 @@ class RemoteTable:
         self, engine: RemoteEngine, facts: Mapping[str, Any], check: Callable[[], object] = lambda: None
     ) -> None:
         self.engine, self.name, self._check = engine, engine.url.table, check
+        engine.generation = facts.get("generation")
         self.facts = RemoteFacts(
             engine.url,
             facts,
             read=lambda: self.call(engine.read_facts),
-            write=lambda values: self.call(engine.write_facts, values),
+            write=lambda changes: self.call(engine.change_facts, changes),
         )
 
     @property

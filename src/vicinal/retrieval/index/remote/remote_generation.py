@@ -1,0 +1,123 @@
+"""Generations of an index in a database: vectors of different models for the same images, of which one is searched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from typing_extensions import Self
+
+from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, batch_rows
+from vicinal.retrieval.scores import UnitVectors
+from vicinal.utils.arrays import Floats, Integers
+
+OWN = ("generation", "dim", "model_fingerprint", "made_with", "calibration")
+"""The facts that every generation has of its own."""
+
+
+class RemoteGeneration:
+    """Vectors that may take the place of those of an index in a database.
+
+    Images that are added meanwhile have none at first; an image that gets another vector in the index has none again.
+
+    Args:
+        engine: the database; it is used by this generation alone.
+        table: the table of the index.
+        present: the facts of the index.
+        own: those of `OWN`.
+    """
+
+    def __init__(self, engine: RemoteEngine, table: str, present: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.facts: dict[str, Any] = {name: own.get(name) for name in OWN}
+        self._engine, self._table, self._present = engine, table, present
+        engine.generation = self.facts["generation"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+
+    def upgrading(self) -> AbstractContextManager[object]:
+        """A block in which no other process upgrades the index.
+
+        Raises:
+            InputError: another process does.
+        """
+        return self._engine.upgrading(self._table)
+
+    def begin(self) -> None:
+        """Make room for the vectors, unless an interrupted call did; those of a call with another model are dropped."""
+        previous = self._present.get("previous") or {}
+        self._drop_others(self._present.get("generation"), previous.get("generation"))
+        facts = {**self._present, **self.facts, "previous": None}
+        self._call(self._engine.begin, self._present.get("generation"), facts)
+
+    def _drop_others(self, *keep: str | None) -> None:
+        self._call(self._engine.drop_generations, {self.facts["generation"], *keep})
+
+    def missing(self) -> Iterator[tuple[Integers, list[str]]]:
+        """Yield the ids of images without a vector, and what identifies their present vectors, a block at a time."""
+        after: int | None = -1
+        while after is not None:
+            ids, versions, after = self._call(
+                self._engine.missing, self._present.get("generation"), after, batch_rows(int(self._present["dim"]))
+            )
+            if len(ids):
+                yield ids, versions
+
+    def fill(self, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
+        """Write vectors of images; an image whose present vector is another one by now stays without."""
+        rows = UnitVectors(vectors, "vector").block(0, len(ids)).cpu().numpy()
+        self._call(self._engine.fill, self._present.get("generation"), ids, versions, rows)
+
+    def finish(self) -> None:
+        """Build the database's index for fast search."""
+        self._engine.call(self._engine.finish, self._place, self.facts["dim"], self._present["kind"])
+
+    def search(self, ids: Integers, k: int) -> Integers:
+        """The ids of the neighbors of images by these vectors, int64 [n, k]; -1 where there are fewer."""
+        found, size = np.full((len(ids), k), -1, np.int64), batch_rows(int(self.facts["dim"]))
+        for start in range(0, len(ids), size):
+            rows = self._engine.call(self._engine.fetch, self._place, ids[start : start + size], {}, True)
+            if len(rows):
+                facts = {**self._present, **self.facts}
+                neighbors = self._engine.call(self._engine.search, self._place, rows.vectors, k, None, facts)
+                found[np.searchsorted(ids, rows.ids)] = neighbors.ids
+        return found
+
+    def delete(self, ids: Integers) -> None:
+        """Delete images, with the vectors of all generations."""
+        for place in {self._table, self._place} if len(ids) else ():
+            self._engine.call(self._engine.delete, place, ids)
+
+    def switch(self, finish: Callable[[], object]) -> None:
+        """Let the index be searched by these vectors, and keep the present ones as those before.
+
+        Args:
+            finish: called while nobody else writes; makes the last vectors.
+        """
+        previous = {name: self._present.get(name) for name in OWN}
+        self._call(self._engine.switch, {**self.facts, "previous": previous}, finish)
+        self._drop_others(self._present.get("generation"))
+
+    @property
+    def _place(self) -> str:
+        place: str = self._engine.call(self._engine.place, self._table)
+        return place
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._engine.call(function, self._table, *arguments)
+
+
+def generation_name(*identity: object) -> str:
+    """The name of a generation, by what its vectors depend on.
+
+    Example:
+        >>> generation_name("8c1f0e6f2a7b9d34", 512)
+        '56f8bc4e0eae4bfb'
+    """
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

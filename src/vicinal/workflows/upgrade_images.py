@@ -1,0 +1,166 @@
+"""The images of an index that are embedded by another model; those that cannot be are refused or leave the index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vicinal.data.batches.image_dataset import NoReadableImageError
+from vicinal.data.columns import BOX_COLUMNS, image_keys
+from vicinal.data.moved import image_file
+from vicinal.data.table import Table
+from vicinal.retrieval.index.interface import ImageIndex
+from vicinal.retrieval.index.made_with import other_model
+from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.embedded_table import EmbeddedTable
+from vicinal.workflows.embedding_reader import EmbeddingReader
+
+MAX_LAST = 32  # images that are embedded while nobody else writes
+MAX_NAMED = 5
+
+
+@dataclass
+class UpgradedImages:
+    """The images of an index, and how they become embeddings.
+
+    Args:
+        index: the index.
+        place: its folder or URL.
+        reader: how images become embeddings; with `on_error="skip"`, those that cannot are left out, else refused.
+        stored: embeddings that are there already, of some of the images by their paths and bounding boxes; the reader
+            embeds the others, if it has a model.
+
+    Attributes:
+        left_out: the ids of those that are left out, int64 [n], ascending.
+    """
+
+    index: ImageIndex
+    place: str
+    reader: EmbeddingReader
+    stored: EmbeddedTable | None = None
+    left_out: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        keys = [] if self.stored is None else self.stored.table.image_keys
+        return dict(zip(keys, range(len(keys)), strict=True))
+
+    def stored_rows(self, ids: Integers) -> Integers:
+        """The rows of images in the embeddings that are there already, int64 [n]; -1 where there is none.
+
+        Raises:
+            InputError: there is none of an image, and no model embeds it.
+        """
+        if self.stored is None:
+            return np.full(len(ids), -1, np.int64)
+        found = self.index.lookup(ids, skip_unknown=True)
+        frame = found[found["path"].notna()] if "path" in found else found.iloc[:0].assign(path="")
+        rows = [self._row_of.get(key, -1) for key in image_keys(frame)]
+        row_of = dict(zip(frame["id"].tolist(), rows, strict=True))
+        absent = [number for number in found["id"].tolist() if row_of.get(number, -1) < 0]
+        if absent and self.reader.model is None:
+            raise InputError(
+                f"{self.place}: {len(absent):,} images are not among the embeddings ("
+                f"{named(self.index, np.array(absent))}); give the model with --model too, which embeds them here"
+            )
+        return np.array([row_of.get(number, -1) for number in ids.tolist()], np.int64)
+
+    def frame(self, ids: Integers) -> pd.DataFrame:
+        """The ids, files and bounding boxes of images; those without a file are refused or left out."""
+        found = self.index.lookup(ids, skip_unknown=True)
+        paths = found["path"] if "path" in found else pd.Series(None, index=found.index, dtype=object)
+        files = [str(image_file(path, Path(self.place))) if isinstance(path, str) else "" for path in paths]
+        is_there = np.array([os.path.isfile(file) for file in files], dtype=bool)
+        self.refuse(found["id"].to_numpy(np.int64)[~is_there], "have no file")
+        columns = [name for name in BOX_COLUMNS if name in found]
+        frame = found[["id", *columns]].assign(path=files)
+        return frame[is_there].reset_index(drop=True)
+
+    def embed(self, ids: Integers) -> tuple[Integers, Floats]:
+        """The ids and embeddings of those that can be embedded, int64 [n] and float32 [n, dim].
+
+        Raises:
+            InputError: an image cannot be embedded, unless such are left out.
+        """
+        rows = self.stored_rows(ids)
+        known = ids[rows >= 0]
+        if self.stored is None or not len(known):
+            return self._embed(ids)
+        found, vectors = self._embed(ids[rows < 0])
+        stored = np.asarray(self.stored.vectors[rows[rows >= 0]])
+        return np.concatenate([known, found]), np.concatenate([stored, vectors.reshape(-1, stored.shape[1])])
+
+    def _embed(self, ids: Integers) -> tuple[Integers, Floats]:
+        frame = self.frame(ids)
+        if not len(frame):
+            return np.empty(0, np.int64), np.empty((0, 0), np.float32)
+        with_errors = replace(self.reader, on_error=self.reader.on_error or "raise")
+        try:
+            embedded = with_errors.embed_function("")(Table(frame))
+        except NoReadableImageError as error:
+            log(f"left out: {error}")
+            self.left_out = np.union1d(self.left_out, ids)
+            return np.empty(0, np.int64), np.empty((0, 0), np.float32)
+        found = embedded.table.frame["id"].to_numpy(np.int64)
+        self.left_out = np.union1d(self.left_out, np.setdiff1d(ids, found))
+        return found, embedded.vectors
+
+    def refuse(self, ids: Integers, problem: str) -> None:
+        """Raise InputError for images that cannot be embedded, or leave them out."""
+        if not len(ids):
+            return
+        text = f"{self.place}: {len(ids):,} images {problem} ({named(self.index, ids)})"
+        if self.reader.on_error != "skip":
+            raise InputError(f"{text}; --on_error skip takes them out of the index, or delete them")
+        log(f"left out: {text}")
+        self.left_out = np.union1d(self.left_out, ids)
+
+
+def named(index: ImageIndex, ids: Integers) -> str:
+    """Some images by their paths, or else by their ids."""
+    found = index.lookup(ids[:MAX_NAMED], skip_unknown=True)
+    paths = found["path"] if "path" in found else [None] * len(found)
+    names = [path if isinstance(path, str) else f"id {number}" for path, number in zip(paths, found["id"], strict=True)]
+    return ", ".join(names) + (f" and {len(ids) - MAX_NAMED:,} more" if len(ids) > MAX_NAMED else "")
+
+
+def check_reader_before(
+    index: ImageIndex,
+    place: object,
+    added: Integers,
+    before: Mapping[str, Any],
+    reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None],
+) -> EmbeddingReader | None:
+    """The reader that embeds the images that were added since an upgrade for the generation before; None without any.
+
+    Args:
+        index: the index.
+        place: its folder or URL.
+        added: the ids of these images.
+        before: the settings of the generation before.
+        reader_for: gives the reader by the flags that made the vectors before; None: it is not known.
+
+    Raises:
+        InputError: there are some, and the reader is not known or of another model.
+    """
+    made_with, fingerprint = before.get("made_with") or {}, before.get("model_fingerprint")
+    if not len(added):
+        return None
+    reader = reader_for(made_with)
+    if reader is None:
+        raise InputError(
+            f"{place}: {len(added):,} images were added since the upgrade ({named(index, added)}), and it is not "
+            "known which model embeds them for the generation before; give it with --model, or delete them"
+        )
+    if fingerprint is not None and reader.fingerprint != fingerprint:
+        raise other_model(fingerprint, str(reader.fingerprint), made_with, {})
+    return reader

@@ -1,0 +1,143 @@
+"""A new model for an index in a database: its vectors are written beside the old ones, then they are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vicinal.retrieval.index.remote.remote_generation import RemoteGeneration, generation_name
+from vicinal.retrieval.index.remote.remote_index import RemoteIndex
+from vicinal.utils.arrays import Integers
+from vicinal.utils.console import log
+from vicinal.utils.errors import InputError
+from vicinal.workflows.embedding_reader import EmbeddingReader
+from vicinal.workflows.upgrade_comparison import GenerationComparison, compare_generations
+from vicinal.workflows.upgrade_images import MAX_LAST, UpgradedImages, check_reader_before
+
+NUM_PROBES = 32  # images that tell the number of dimensions
+
+
+def upgrade_remote(
+    index: RemoteIndex,
+    images: UpgradedImages,
+    own: Mapping[str, Any],
+    report: Callable[[GenerationComparison], object],
+) -> None:
+    """As :func:`upgrade_index <vicinal.workflows.upgrade_index>`, for an index in a database.
+
+    Args:
+        index: the index.
+        images: its images, and how they become embeddings.
+        own: the facts of the new vectors, but for `generation` and `dim`.
+        report: is called with the comparison.
+    """
+    dim = _first_dim(index, images)
+    own = {
+        **own,
+        "generation": generation_name(own["model_fingerprint"], images.reader.used_precision, dim),
+        "dim": dim,
+    }
+    with _filling(index, images, own) as filling:
+        filling.generation.begin()
+        filling.catch_up()
+        filling.generation.finish()
+        filling.catch_up()
+        report(compare_generations(index, filling.ids(), partial(_search, index), filling.generation.search))
+        filling.switch()
+
+
+def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None]) -> None:
+    """As :func:`roll_back <vicinal.workflows.roll_back>`, for an index in a database."""
+    if index.previous is None:
+        raise InputError(f"{index.url} has no generation before this one: it was never upgraded")
+    images = UpgradedImages(index, index.url, EmbeddingReader())
+    with _filling(index, images, index.previous) as filling:
+        added = filling.missing()
+        images.reader = check_reader_before(index, index.url, added, index.previous, reader_for) or images.reader
+        filling.catch_up()
+        filling.switch()
+
+
+def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:
+    """The number of dimensions of the new vectors, by some images; those that cannot be embedded are tried again."""
+    for ids, _ in index.blocks():
+        for start in range(0, len(ids), NUM_PROBES):
+            found, vectors = images.embed(ids[start : start + NUM_PROBES])
+            if len(found):
+                return vectors.shape[1]
+    raise InputError(f"{index.url} has no image that can be embedded; it stays as it was")
+
+
+def _search(index: RemoteIndex, ids: Integers, k: int) -> Integers:
+    """The ids of the neighbors of images by the present vectors, int64 [n, k]."""
+    return index.search(index.vectors_of(ids), k).ids
+
+
+@contextmanager
+def _filling(index: RemoteIndex, images: UpgradedImages, own: Mapping[str, Any]) -> Iterator[_Filling]:
+    with index.generation(own) as generation, generation.upgrading():
+        yield _Filling(index, images, generation)
+
+
+@dataclass
+class _Filling:
+    """Embeds the images that have no vector of a generation yet.
+
+    Args:
+        index: the index.
+        images: its images.
+        generation: the generation.
+    """
+
+    index: RemoteIndex
+    images: UpgradedImages
+    generation: RemoteGeneration
+
+    def catch_up(self, at_most: int = MAX_LAST) -> None:
+        """Embed images until so few are left as were added meanwhile."""
+        while self._fill() > at_most:
+            pass
+
+    def missing(self) -> Integers:
+        """The ids of the images without a vector, ascending."""
+        return np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self.generation.missing())])
+
+    def ids(self) -> Integers:
+        """The ids of the images with one, ascending."""
+        return np.setdiff1d(self.index.ids(), self.missing())
+
+    def switch(self) -> None:
+        """Let the generation be searched; images that cannot be embedded leave the index."""
+        gone = np.empty(0, np.int64)
+
+        def finish() -> None:
+            nonlocal gone
+            self._fill()
+            last = np.intersect1d(self.images.left_out, self.missing())
+            self.generation.delete(last)
+            gone = np.union1d(gone, last)
+
+        self.generation.switch(finish)
+        if len(gone):
+            log(f"{len(gone):,} images that cannot be embedded have left the index, also after a rollback")
+        log(f"{self.index.url} holds embeddings of {self.generation.facts['model_fingerprint']} now")
+
+    def _fill(self) -> int:
+        """Embed the images that have no vector now; returns their number."""
+        number = 0
+        for ids, versions in self.generation.missing():
+            is_new = ~np.isin(ids, self.images.left_out)
+            if not is_new.any():
+                continue
+            found, vectors = self.images.embed(ids[is_new])
+            if len(found):
+                version_of = dict(zip(ids.tolist(), versions, strict=True))
+                self.generation.fill(found, [version_of[each] for each in found.tolist()], vectors)
+                number += len(found)
+                log(f"{self.index.url}: embedded {number:,} images")
+        return number

@@ -1,0 +1,275 @@
+"""A new model for an index in a database: embedded while it is searched, compared, switched, rolled back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tests.conftest import draw_photos, output
+from tests.retrieval.remote.conftest import unique_table
+from tests.retrieval.remote.servers import Server
+from vicinal.cli.main import main
+from vicinal.data import Table
+from vicinal.data.images.transforms import ImageTransform
+from vicinal.models import Embedder
+from vicinal.retrieval import RemoteIndex
+from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
+from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
+from vicinal.utils.errors import InputError
+from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
+from vicinal.workflows.upgrade_images import UpgradedImages
+
+
+@dataclass(frozen=True)
+class Shop:
+    """An index of 24 images by an old model at a URL, and a new model of another dimension."""
+
+    url: str
+    photos: Path
+    old: EmbeddingReader
+    new: EmbeddingReader
+
+    def embedded(self, reader: EmbeddingReader, *names: str) -> tuple[np.ndarray, Table]:
+        """New pictures, embedded by a reader."""
+        paths = [self.photos / f"{name}.png" for name in names]
+        for number, path in enumerate(paths):
+            pixels = np.random.default_rng(100 + len(path.name) + number).integers(0, 255, (20, 24, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+        table = Table(pd.DataFrame({"path": list(map(str, paths)), "label": list(names)}))
+        return reader.embed_table(table).vectors, table
+
+    def add(self, reader: EmbeddingReader, *names: str) -> list[int]:
+        with RemoteIndex.connect(self.url) as index:
+            return index.add(*self.embedded(reader, *names)).tolist()
+
+    def contents(self) -> pd.DataFrame:
+        with RemoteIndex.connect(self.url) as index:
+            return index.contents()[1]
+
+    def check(self, reader: EmbeddingReader, count: int) -> None:
+        """The index holds the embeddings of its images by a reader, and finds them."""
+        with RemoteIndex.connect(self.url) as index:
+            vectors, frame = index.contents()
+            assert len(frame) == len(index) == count
+            wanted = reader.embed_table(Table(frame[["path"]])).vectors
+            np.testing.assert_allclose(vectors, wanted, atol=1e-5)
+            assert (index.model_fingerprint, index.dim) == (reader.fingerprint, vectors.shape[1])
+            assert index.search(vectors, 1).ids[:, 0].tolist() == frame["id"].tolist()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    for name, dim in (("old", 8), ("new", 12)):
+        model = Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=32))
+        model.save_pretrained(folder / name)
+    return [str(folder / "old"), str(folder / "new")]
+
+
+def built(url: str, models: list[str], folder: Path, kind: Any = "exact") -> Shop:
+    old, new = (EmbeddingReader(model=model, num_workers=0) for model in models)
+    table = Table.from_folder(draw_photos(folder / "photos", 4, 6))
+    made_with = {"model": models[0]}
+    vectors = old.embed_table(table).vectors
+    RemoteIndex.build(vectors, table, url, kind, old.fingerprint, made_with).close()
+    return Shop(url, folder / "photos", old, new)
+
+
+@pytest.fixture
+def shop(server: Server, models: list[str], tmp_path: Path) -> Shop:
+    return built(server.url(unique_table()), models, tmp_path)
+
+
+@pytest.fixture
+def postgres(servers: dict[str, Server], models: list[str], tmp_path: Path) -> Shop:
+    return built(servers["postgresql"].url(unique_table()), models, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["exact", "hnsw"])
+def test_vectors_of_another_model_take_the_place_of_the_old_ones(
+    server: Server, models: list[str], tmp_path: Path, kind: str
+) -> None:
+    shop, seen = built(server.url(unique_table()), models, tmp_path, kind), list[GenerationComparison]()
+    before = shop.contents()
+    upgrade_index(shop.url, shop.new, {"model": str(shop.new.model)}, report=seen.append)
+    shop.check(shop.new, 24)
+    pd.testing.assert_frame_equal(shop.contents(), before)
+    assert seen[0].num_queries == 24
+    assert list(seen[0].metrics.index) == ["overlap@10", "recall@1 before", "recall@1 after", "difference"]
+    roll_back(shop.url)
+    shop.check(shop.old, 24)
+    roll_back(shop.url)
+    shop.check(shop.new, 24)
+    upgrade_index(shop.url, shop.old)  # the generation before is forgotten
+    shop.check(shop.old, 24)
+    with RemoteIndex.connect(shop.url) as index:
+        assert index.kind == kind
+        assert index.made_with == {}
+    with pytest.raises(InputError, match="already; give another one"):
+        upgrade_index(shop.url, shop.old)
+    RemoteIndex.build(np.eye(3), Table(pd.DataFrame({"label": list("abc")})), shop.url, "exact", overwrite=True).close()
+    with pytest.raises(InputError, match="it was never upgraded"):
+        roll_back(shop.url)
+
+
+def test_images_that_are_added_meanwhile_are_in_both(shop: Shop) -> None:
+    frame = shop.contents()
+    gone, changed, updated = frame["id"].tolist()[:3]
+    picture = Path(frame["path"][1])
+
+    def during(comparison: GenerationComparison) -> None:
+        shop.add(shop.old, "during1", "during2")
+        Image.effect_noise((24, 20), 90).save(picture)  # another picture under the path of one that is embedded already
+        table = Table(pd.DataFrame({"path": [str(picture)], "label": ["changed"], "file_hash": ["new"]}))
+        with RemoteIndex.connect(shop.url) as index:
+            index.delete([gone])
+            index.upsert(shop.old.embed_table(table).vectors, table)
+            index.update([updated], Table(frame[["path"]].iloc[[2]].assign(label="updated", price=7)))
+
+    upgrade_index(shop.url, shop.new, {"model": str(shop.new.model)}, report=during)
+    shop.check(shop.new, 25)
+    labels = shop.contents().set_index("id")["label"]
+    assert gone not in labels.index
+    assert labels[[changed, updated]].tolist() == ["changed", "updated"]
+    shop.add(shop.new, "after")
+    with pytest.raises(InputError, match=r"1 images were added since the upgrade \(.*after.png\)"):
+        roll_back(shop.url)
+    shop.check(shop.new, 26)
+    roll_back(shop.url, lambda made_with: EmbeddingReader(model=made_with["model"], num_workers=0))
+    shop.check(shop.old, 26)
+    assert shop.contents().set_index("id")["label"][updated] == "updated"
+
+
+def test_images_that_cannot_be_embedded_are_named_or_leave_the_index(shop: Shop) -> None:
+    (shop.photos / "class0" / "1.png").unlink()
+    with pytest.raises(InputError, match=r"1 images have no file \(.*class0/1.png\); --on_error skip takes"):
+        upgrade_index(shop.url, shop.new)
+    with RemoteIndex.connect(shop.url) as index:
+        assert (len(index), index.dim) == (24, 8)
+        with pytest.raises(InputError, match="it was never upgraded"):
+            roll_back(shop.url)
+        index.add(np.eye(1, 8), Table(pd.DataFrame({"label": ["a vector alone"]})))
+    (shop.photos / "class1" / "2.png").write_bytes(b"no image")
+    upgrade_index(shop.url, EmbeddingReader(model=shop.new.model, on_error="skip", num_workers=0))
+    shop.check(shop.new, 22)
+
+
+def test_a_killed_upgrade_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import sys; from vicinal.retrieval.index.remote import remote_generation, remote_engine\n"
+        "from vicinal.workflows import EmbeddingReader, upgrade_index\n"
+        "remote_generation.batch_rows = lambda dim: 4\n"
+        "from vicinal.workflows.upgrade_images import UpgradedImages\n"
+        "embed = UpgradedImages.embed\n"
+        "def slow(images, ids):\n"
+        "    print(len(ids), flush=True); import time; time.sleep(0.5); return embed(images, ids)\n"
+        "UpgradedImages.embed = slow\n"
+        "upgrade_index(sys.argv[1], EmbeddingReader(model=sys.argv[2], num_workers=0))\n"
+    )
+    command = [sys.executable, "-c", program, shop.url, str(shop.new.model)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(4):  # of those that tell the dimension, and of three blocks, the last of which is not written
+        assert process.stdout.readline().strip() in ("4", "24")
+    process.kill()
+    process.wait()
+    shop.check(shop.old, 24)
+    embedded: list[int] = []
+    embed = UpgradedImages.embed
+
+    def counted(images: Any, ids: np.ndarray) -> Any:
+        embedded.append(len(ids))
+        return embed(images, ids)
+
+    monkeypatch.setattr(UpgradedImages, "embed", counted)
+    upgrade_index(shop.url, shop.new)
+    assert sum(embedded[1:]) == 24 - 8
+    shop.check(shop.new, 24)
+
+
+def test_embeddings_that_are_there_already(postgres: Shop) -> None:
+    embedded = postgres.new.embed_table(Table(postgres.contents()[["path"]].iloc[::-1].reset_index(drop=True)))
+    postgres.add(postgres.old, "late")
+    with pytest.raises(InputError, match=r"1 images are not among the embeddings .*late.png"):
+        upgrade_index(postgres.url, EmbeddingReader(), embeddings=embedded)
+    postgres.check(postgres.old, 25)
+    upgrade_index(postgres.url, postgres.new, embeddings=embedded)
+    postgres.check(postgres.new, 25)
+
+
+def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def test_vectors_of_the_old_model_are_never_written_among_the_new_ones(
+    postgres: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, table = postgres.embedded(postgres.old, "late1", "late2")
+    opened, waiting = RemoteIndex.connect(postgres.url), RemoteIndex.connect(postgres.url)
+    before, searched = opened.contents()[0], opened.search(vectors, 3)
+    started: list[tuple[threading.Thread, list[BaseException]]] = []
+    change = PostgresEngine.change_facts
+
+    def changed(engine: PostgresEngine, name: str, changes: dict[str, Any]) -> Any:
+        if "generation" in changes:  # the table is locked
+            rows = table.take(np.array([1]))
+            started.append(in_thread(lambda: waiting.add(vectors[1:], rows)))
+            time.sleep(1)
+            assert waiting.search(vectors, 3).ids.tolist() == searched.ids.tolist()  # searches do not wait
+        return change(engine, name, changes)
+
+    monkeypatch.setattr(PostgresEngine, "change_facts", changed)
+    upgrade_index(postgres.url, postgres.new)
+    (thread, errors) = started[0]
+    thread.join(60)
+    assert isinstance(errors[0], StaleGenerationError)
+    with pytest.raises(StaleGenerationError, match="was upgraded to another model; open it again"):
+        opened.add(vectors[:1], table.take(np.array([0])))
+    np.testing.assert_array_equal(opened.vectors_of(opened.ids()), before)  # it still is the index that was opened
+    postgres.check(postgres.new, 24)
+    opened.close()
+    waiting.close()
+
+
+def test_only_one_process_upgrades(postgres: Shop) -> None:
+    def second(comparison: GenerationComparison) -> None:
+        with pytest.raises(InputError, match="another process upgrades the index"):
+            upgrade_index(postgres.url, postgres.new)
+
+    upgrade_index(postgres.url, postgres.new, report=second)
+    postgres.check(postgres.new, 24)
+
+
+def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, "index", "upgrade", shop.url, "--model", shop.new.model)
+    assert text.splitlines()[1].startswith("overlap@10")
+    assert f"model                {shop.new.model}" in text
+    Image.effect_noise((24, 20), 80).save(shop.photos / "later.png")
+    output(capsys, "index", "add", shop.url, shop.photos / "later.png")
+    assert '"dimensions": 8' in output(capsys, "index", "upgrade", shop.url, "--rollback", "--json")
+    shop.check(shop.old, 25)
+    assert main(["index", "upgrade", shop.url, "--model", str(shop.old.model)]) == 2
+    assert "already; give another one" in capsys.readouterr().err
+    assert main(["index", "upgrade", shop.url, "--model", str(shop.new.model), "--refiner", str(shop.photos)]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
