@@ -10,7 +10,7 @@ import pytest
 from vicinal.utils.errors import InputError
 
 
-def refused(message: str, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
+def refused_call(message: str, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
     """The call with these arguments raises an InputError of one line that matches the message."""
     with pytest.raises(InputError, match=message) as error:
         call(*arguments, **options)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.cases import means, scores_of_hits
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.evaluation import evaluate, evaluate_across, upgrade_warnings
 from vicinal.retrieval import LinearAdapter
@@ -75,7 +75,7 @@ def test_invalid_input(models: tuple[np.ndarray, np.ndarray, Table]) -> None:
     old, new, table = models
     with pytest.raises(InputError, match=r"the adapter maps 8 to 8 dimensions; the models have"):
         evaluate_across(old, new[:, :5], table, LinearAdapter.fit(old, new))
-    refused("need an adapter", lambda: upgrade_warnings(evaluate_across(old, new[:, :5], table), table))
-    refused("tolerance is 2", lambda: upgrade_warnings(evaluate_across(old, new, table), table, tolerance=2))
-    refused("9", evaluate, new, table, gallery_embeddings=old[:9])
-    refused("dimension", evaluate, new, table, gallery_embeddings=old[:, :5])
+    refused_call("need an adapter", lambda: upgrade_warnings(evaluate_across(old, new[:, :5], table), table))
+    refused_call("tolerance is 2", lambda: upgrade_warnings(evaluate_across(old, new, table), table, tolerance=2))
+    refused_call("9", evaluate, new, table, gallery_embeddings=old[:9])
+    refused_call("dimension", evaluate, new, table, gallery_embeddings=old[:, :5])

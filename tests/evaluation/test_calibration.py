@@ -13,7 +13,7 @@ from scipy.stats import beta, norm, t
 from sklearn.isotonic import IsotonicRegression
 
 from tests.evaluation.test_open_set import clusters
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.evaluation import Resampling, calibrate, calibration, open_set_scores, resampling, thresholds
 from vicinal.retrieval import Calibration
@@ -104,7 +104,7 @@ def test_the_bound_is_chosen_for_and_told() -> None:
     assert bounded.threshold > plain.threshold
     assert "95 % confidence: at most 20.00 %" in str(bounded)
     message = rf"a rate of 0.01 with 95 % confidence needs 299 classes of equal size; these are worth {worth:.3g}"
-    refused(message, calibrate, vectors, table, 0.01, threshold_by="bound", resampling=FEW)
+    refused_call(message, calibrate, vectors, table, 0.01, threshold_by="bound", resampling=FEW)
 
 
 def test_bounds_hold_where_few_classes_have_most_false_accepts() -> None:
@@ -127,7 +127,7 @@ def test_bad_arguments_are_told() -> None:
         ({"unknown_fraction": 2}, "unknown_fraction = 2 is invalid"),
         ({"resampling": Resampling("queries")}, "resample classes, not queries"),
     ):
-        refused(message, calibrate, vectors, table, **options)
+        refused_call(message, calibrate, vectors, table, **options)
     with pytest.raises(InputError, match="queries of 2 classes are too few to calibrate with; use at least 4"):
         calibrate(np.eye(4), Table(pd.DataFrame({"label": [0, 0, 1, 1]})))
 
@@ -163,7 +163,7 @@ def test_a_file_gives_the_same_calibration(tmp_path) -> None:
 )
 def test_damaged_files_are_told(change: dict[str, object], message: str, tmp_path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({**example_calibration().to_dict(), **change}))
-    refused(f"c.json: .*{message}", Calibration.load, tmp_path / "c.json")
+    refused_call(f"c.json: .*{message}", Calibration.load, tmp_path / "c.json")
 
 
 def test_another_model_is_refused() -> None:
@@ -171,4 +171,4 @@ def test_another_model_is_refused() -> None:
     known.check_model("a")
     known.check_model(None)
     example_calibration().check_model("b")
-    refused("the calibration is for embeddings of the model a, not of b", known.check_model, "b")
+    refused_call("the calibration is for embeddings of the model a, not of b", known.check_model, "b")

@@ -13,7 +13,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.evaluation import cluster, cluster_metrics, cluster_threshold
 
@@ -86,15 +86,21 @@ def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(method: str, recwar
 
 def test_bad_input() -> None:
     vectors, table = blobs(12, 3)
-    refused("unknown clustering method 'means'; use faiss or scikit-learn", cluster, vectors, table, method="means")
+    refused_call(
+        "unknown clustering method 'means'; use faiss or scikit-learn", cluster, vectors, table, method="means"
+    )
     for count in (0, 13):
-        refused(f"{count} clusters of 12 embeddings are invalid; use 1 to 12", cluster, vectors, table, count)
+        refused_call(f"{count} clusters of 12 embeddings are invalid; use 1 to 12", cluster, vectors, table, count)
     for seed in (-1, 2**31):
-        refused(rf"seed = {seed} is invalid; use an integer from 0 to 2\*\*31 - 1", cluster, vectors, table, seed=seed)
-    refused(r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of", cluster_metrics, [0, 1], [0])
+        refused_call(
+            rf"seed = {seed} is invalid; use an integer from 0 to 2\*\*31 - 1", cluster, vectors, table, seed=seed
+        )
+    refused_call(
+        r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of", cluster_metrics, [0, 1], [0]
+    )
     for missing in (None, float("nan")):
-        refused(f"label 1 is {missing}; every image needs one", cluster_metrics, [1, missing], [0, 1])
-        refused(f"cluster 0 is {missing}; every image needs one", cluster_metrics, [1, 2], [missing, 1])
+        refused_call(f"label 1 is {missing}; every image needs one", cluster_metrics, [1, missing], [0, 1])
+        refused_call(f"cluster 0 is {missing}; every image needs one", cluster_metrics, [1, 2], [missing, 1])
 
 
 @pytest.mark.parametrize("seed", range(4))

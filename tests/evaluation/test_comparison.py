@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from tests.evaluation.cases import scored, table_of
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.evaluation import (
     Evaluation,
@@ -79,11 +79,11 @@ def test_three_models_have_a_row_each(compared: ResultsTable) -> None:
 
 
 def test_bad_input(evaluations, table) -> None:
-    refused("1 models to compare; give at least two", compare_models, {"old": evaluations["old"]}, table)
+    refused_call("1 models to compare; give at least two", compare_models, {"old": evaluations["old"]}, table)
     half = evaluate(np.eye(75), table.take(np.arange(75)))
     with pytest.raises(InputError, match="half against old: the two evaluations have other queries"):
         compare_models({"old": evaluations["old"], "half": half}, table)
-    refused("groups by shop need the table", tabulate, half, group_by="shop")
+    refused_call("groups by shop need the table", tabulate, half, group_by="shop")
 
 
 VALUES = [0.5, 0.52, 0.47, 0.55]
@@ -100,7 +100,7 @@ def test_mean_std_and_interval() -> None:
 
 
 def test_bad_runs() -> None:
-    refused("1 runs; a standard deviation needs at least two", summarize_runs, [{"mAP": 0.5}])
-    refused("run 1 and run 0 do not both have 'NMI'", summarize_runs, [{"mAP": 0.5}, {"mAP": 0.5, "NMI": 0.1}])
+    refused_call("1 runs; a standard deviation needs at least two", summarize_runs, [{"mAP": 0.5}])
+    refused_call("run 1 and run 0 do not both have 'NMI'", summarize_runs, [{"mAP": 0.5}, {"mAP": 0.5, "NMI": 0.1}])
     with pytest.raises(InputError, match="confidence_level = 95 is invalid"):
         average_runs({"a": scored(mAP=np.ones(2)), "b": scored(mAP=np.ones(2))}, 95)

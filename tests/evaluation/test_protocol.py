@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.evaluation.cases import clusters
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.evaluation import Evaluation, Relevance, coarse_columns, evaluate, evaluate_arrays, protocol
 from vicinal.evaluation.protocol import coarse_relevances
@@ -68,13 +68,15 @@ def test_everything_is_computed_on_the_device_of_the_queries(monkeypatch: pytest
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
-    refused("10 embeddings, but a table of 3 rows", lambda: evaluate(vectors, table.take([0, 1, 2])))
-    refused("recall@10 is out of range with 9 gallery images", evaluate, vectors, table, recall_at=(1, 10))
+    refused_call("10 embeddings, but a table of 3 rows", lambda: evaluate(vectors, table.take([0, 1, 2])))
+    refused_call("recall@10 is out of range with 9 gallery images", evaluate, vectors, table, recall_at=(1, 10))
     for chunk in (0, -1, 2.5, "3"):
-        refused(f"chunk_size = {chunk!r} is invalid; use an integer >= 1", evaluate, vectors, table, chunk_size=chunk)
-    refused("0 queries and 10 gallery images", evaluate_arrays, vectors[:0], labels[:0], vectors, labels)
-    refused(r"metrics is 'MRR'; give a list of names, such as \['MRR'\]", evaluate, vectors, table, metrics="MRR")
-    refused("the table has no column 'coarse'", evaluate, vectors, table, hierarchy=True)
+        refused_call(
+            f"chunk_size = {chunk!r} is invalid; use an integer >= 1", evaluate, vectors, table, chunk_size=chunk
+        )
+    refused_call("0 queries and 10 gallery images", evaluate_arrays, vectors[:0], labels[:0], vectors, labels)
+    refused_call(r"metrics is 'MRR'; give a list of names, such as \['MRR'\]", evaluate, vectors, table, metrics="MRR")
+    refused_call("the table has no column 'coarse'", evaluate, vectors, table, hierarchy=True)
     with pytest.raises(InputError, match="coarse/recall@1: no query has another image of its coarse label"):
         evaluate(vectors, Table(pd.DataFrame({"label": labels, "coarse": range(10)})), hierarchy=True)
     with pytest.raises(InputError, match="none of the 10 queries has another image of its class"):
@@ -89,7 +91,7 @@ def test_bad_input() -> None:
         names = f"are of type {wrong.dtype}; all must be integers, or all text"
         with pytest.raises(InputError, match=f"query groups {names}"):
             evaluate_arrays(vectors, labels, vectors, labels, query_groups=wrong, gallery_groups=wrong)
-        refused(f"query labels {names}", evaluate_arrays, vectors, wrong, vectors, wrong)
+        refused_call(f"query labels {names}", evaluate_arrays, vectors, wrong, vectors, wrong)
 
 
 def test_an_image_in_two_rows_is_left_out_of_its_own_ranking_by_its_path() -> None:
@@ -113,12 +115,12 @@ def test_cmc_is_recall_at_every_k() -> None:
     assert result.cmc(3).tolist() == result.cmc(49)[:3].tolist()
     assert result.first_positive_ranks[7] == 0
     for max_k in (0, 51):
-        refused(f"max_k = {max_k} is out of range; use 1 to 50", result.cmc, max_k)
+        refused_call(f"max_k = {max_k} is out of range; use 1 to 50", result.cmc, max_k)
 
 
 def test_an_evaluation_without_ranks_has_no_cmc() -> None:
     bare = Evaluation({"mAP": 1.0}, "other", 1, 5, 0, {"mAP": np.ones(1)}, np.arange(1))
-    refused("first_positive_ranks is empty", bare.cmc, 3)
+    refused_call("first_positive_ranks is empty", bare.cmc, 3)
     with pytest.raises(InputError, match=r"max_k = 1\.5 is out of range"):
         bare.cmc(1.5)  # type: ignore[arg-type]
 

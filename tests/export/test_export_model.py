@@ -16,7 +16,7 @@ import torch
 
 from tests.export.conftest import build
 from tests.models.refiner_reference import PAPER
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageTransform, Table
 from vicinal.export import ExportedEmbedder, ExportSettings, export_model, open_exported
 from vicinal.export.conversion import read_onnx, save_openvino, to_fp16, to_int8
@@ -96,7 +96,7 @@ def test_openvino(model: Embedder, onnx_file: Path, tmp_path: Path) -> None:
     assert sizes[1] < 0.55 * sizes[0]
     preprocessing = json.loads(path.with_suffix(".preprocessing.json").read_text()) | {"fingerprint": "another"}
     path.with_suffix(".preprocessing.json").write_text(json.dumps(preprocessing))
-    refused("of another model", open_exported, path)
+    refused_call("of another model", open_exported, path)
 
 
 SIGNALED = """
@@ -127,7 +127,7 @@ def test_an_export_embeds_tables_and_datasets_as_its_model(model: Embedder, onnx
     expected = model.embed(table, progress=False)
     np.testing.assert_allclose(exported.embed(table, batch_size=5, progress=False), expected, atol=1e-6)
     assert exported.fingerprint() == model.fingerprint()
-    refused("precision is 16", exported.embed, table, precision="16")
+    refused_call("precision is 16", exported.embed, table, precision="16")
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_an_export_that_loses_too_much_leaves_what_was_there(
     with pytest.raises(InputError, match=r"the vectors of the export differ by up to .*nothing was written"):
         export_model(model, tmp_path / "model.onnx", check=table, tolerance=1e-12)
     other = build(norm="l2")
-    refused(r"differ by .* on random images; nothing was written", export_model, other, tmp_path / "model.onnx")
+    refused_call(r"differ by .* on random images; nothing was written", export_model, other, tmp_path / "model.onnx")
     assert os.listdir(tmp_path) == ["model.parity.md"]
     assert (tmp_path / "model.parity.md").read_text() == "of before"
 
@@ -191,13 +191,15 @@ def test_an_export_that_loses_too_much_leaves_what_was_there(
     ],
 )
 def test_impossible_settings(model: Embedder, tmp_path: Path, options: dict, message: str) -> None:
-    refused(message, export_model, model, tmp_path / "model.onnx", **options)
+    refused_call(message, export_model, model, tmp_path / "model.onnx", **options)
     assert not os.listdir(tmp_path)
 
 
 def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embedder, tmp_path: Path) -> None:
     (tmp_path / "folder.onnx").mkdir()
-    refused(r"folder\.onnx, which is a folder; give the name of a file", export_model, model, tmp_path / "folder.onnx")
+    refused_call(
+        r"folder\.onnx, which is a folder; give the name of a file", export_model, model, tmp_path / "folder.onnx"
+    )
     (tmp_path / "model.xml").touch()
     with pytest.raises(InputError, match=r"model\.onnx would share its preprocessing and report with model\.xml"):
         export_model(model, tmp_path / "model.onnx")
@@ -205,8 +207,10 @@ def test_the_files_beside_an_export_of_another_format_are_left_alone(model: Embe
 
 def test_sizes_that_a_backbone_does_not_take(tmp_path: Path) -> None:
     out, vit = tmp_path / "model.onnx", build("vit_tiny_patch16_224", 224, backbone_args={"depth": 1})
-    refused("dynamic_size: vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, dynamic_size=True)
-    refused("size is 96, but vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, size=96)
+    refused_call(
+        "dynamic_size: vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, dynamic_size=True
+    )
+    refused_call("size is 96, but vit_tiny_patch16_224 takes images of 224 px only", export_model, vit, out, size=96)
     with pytest.raises(InputError, match=r"dynamic_size: tf_.* pads by the size of its images"):
         export_model(build("tf_mobilenetv3_small_minimal_100", 32), out, dynamic_size=True)
     with pytest.raises(InputError, match="whole images of at most 64 px; add dynamic_size"):
@@ -249,4 +253,4 @@ def test_a_family(backbone: str, size: int, options: dict, obstacle: str | None,
     if obstacle is None:
         export_model(model, tmp_path / "any.onnx", dynamic_size=True, tolerance=2e-6)
     else:
-        refused(obstacle, export_model, model, tmp_path / "any.onnx", dynamic_size=True)
+        refused_call(obstacle, export_model, model, tmp_path / "any.onnx", dynamic_size=True)

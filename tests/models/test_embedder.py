@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, execution
 from vicinal.models.execution import used_precision
@@ -43,7 +43,7 @@ def test_the_embedding_is_pooled_normalized_projected_and_of_length_one():
 @pytest.mark.parametrize("pooling", ["avg", "max", "gem", "avg+max", "token"])
 def test_every_backbone_with_every_pooling(backbone, pooling):
     if pooling == "token" and backbone != "test_vit":
-        refused(f"{backbone} has no class token", build, backbone, pooling=pooling)
+        refused_call(f"{backbone} has no class token", build, backbone, pooling=pooling)
         return
     vectors = build(backbone, pooling=pooling)(images(3))
     assert vectors.shape == (3, 8)
@@ -183,8 +183,8 @@ def test_embed_under_autocast(precision):
 def test_a_vector_that_is_not_finite_is_an_error():
     bad = images()
     bad[4] = torch.nan
-    refused(r"embedding of image 4 is not finite \(1 of 6\)", lambda: build().embed(bad, progress=False))
-    refused("precision is 'fp8'", lambda: build().embed(images(), precision="fp8"))
+    refused_call(r"embedding of image 4 is not finite \(1 of 6\)", lambda: build().embed(bad, progress=False))
+    refused_call("precision is 'fp8'", lambda: build().embed(images(), precision="fp8"))
 
 
 def test_fingerprint_follows_weights_and_config():
@@ -221,7 +221,7 @@ def test_default_transform_is_that_of_the_pretrained_weights():
     ],
 )
 def test_invalid_values(arguments, message):
-    refused(message, build, **arguments)
+    refused_call(message, build, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_transform_may_be_given_by_its_settings():
         ({"sise": 32}, "transform: .*sise"),
         (32, "transform is int; give an ImageTransform or a dict"),
     ):
-        refused(message, Embedder, "test_resnet", 8, pretrained=False, transform=given)
+        refused_call(message, Embedder, "test_resnet", 8, pretrained=False, transform=given)
 
 
 def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.head import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, to_feature_maps
@@ -64,8 +64,8 @@ def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
     PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, WIDTH)), 8).save(tmp_path / "w.safetensors")
     with pytest.raises(InputError, match="head_whitening needs one linear layer; leave out hidden"):
         build(hidden=12, head_whitening=tmp_path / "w.safetensors")
-    refused("hidden is 12; it must be left out without dim", build, hidden=12, dim=None)
-    refused("hidden is 0; it must be an integer from 1", build, hidden=0)
+    refused_call("hidden is 12; it must be left out without dim", build, hidden=12, dim=None)
+    refused_call("hidden is 0; it must be an integer from 1", build, hidden=0)
 
 
 def test_without_linear_layer_embeddings_are_the_pooled_features(tmp_path: Path) -> None:
@@ -97,12 +97,14 @@ def test_a_head_that_begins_as_a_whitening_is_the_whitening(norm: str, dim: int,
 def test_a_whitening_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "whitening.safetensors"
     PCAWhitening.fit(np.random.default_rng(0).standard_normal((50, 12)), 8).save(path)
-    refused("maps 12 dimensions to 8, and the linear layer 96 to 8; learn it on", build, head_whitening=path)
+    refused_call("maps 12 dimensions to 8, and the linear layer 96 to 8; learn it on", build, head_whitening=path)
     with pytest.raises(InputError, match="head_whitening needs a linear layer, which the model does not have; set dim"):
         build(dim=None, head_whitening=path)
     path.write_bytes(b"nothing")
-    refused(r"head_whitening: .*not a complete .safetensors file", build, head_whitening=path)
-    refused(r"a whitening is kept in a file ending in .safetensors", build, head_whitening=tmp_path / "whitening.npy")
+    refused_call(r"head_whitening: .*not a complete .safetensors file", build, head_whitening=path)
+    refused_call(
+        r"a whitening is kept in a file ending in .safetensors", build, head_whitening=tmp_path / "whitening.npy"
+    )
 
 
 def slow_gem(maps, p, eps=1e-6):

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.data.images.decoding import open_image
 from vicinal.data.images.image_ops import normalized
@@ -61,7 +61,7 @@ def test_turned_pictures_are_turned_back(paths, tmp_path):
 
 def test_broken_files(paths, monkeypatch):
     paths[3].write_bytes(b"nothing")
-    refused(r"row 3: .*3\.png", together, paths)
+    refused_call(r"row 3: .*3\.png", together, paths)
     assert len(together(paths, on_error="skip")) == 4
     dataset = ImageDataset(Table(pd.DataFrame({"path": [str(path) for path in paths]})), TRANSFORM)
     opened = []
@@ -76,7 +76,7 @@ def test_broken_files(paths, monkeypatch):
     assert dataset.skipped == [3]
     truncated = paths[2].read_bytes()[:300]
     paths[2].write_bytes(truncated)
-    refused("image 1: broken", lambda: together([Image.open(paths[0]), Image.open(paths[2])]))
+    refused_call("image 1: broken", lambda: together([Image.open(paths[0]), Image.open(paths[2])]))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_broken_files(paths, monkeypatch):
     ],
 )
 def test_other_things_are_refused(source, message):
-    refused(message, image_batches, source, TRANSFORM)
+    refused_call(message, image_batches, source, TRANSFORM)
 
 
 def test_a_dataset_of_another_transform_is_refused(paths):
@@ -104,7 +104,7 @@ def test_a_dataset_of_another_transform_is_refused(paths):
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5])
 def test_invalid_batch(batch):
-    refused("batch_size is", lambda: image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch))
+    refused_call("batch_size is", lambda: image_batches(torch.zeros(2, 3, 8, 8), TRANSFORM, batch_size=batch))
 
 
 def test_pixels_are_normalized_after_a_model_was_traced_with_fake_ones():

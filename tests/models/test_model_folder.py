@@ -16,7 +16,7 @@ import yaml
 
 from tests.models import folders
 from tests.models.folders import change, rewrite
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, model_folder
 from vicinal.utils.errors import InputError
@@ -103,12 +103,12 @@ def test_saving_replaces_a_model_and_nothing_else(tmp_path, folder):
     build(seed=1).save_pretrained(folder)
     assert Embedder.from_pretrained(folder).fingerprint() == build(seed=1).fingerprint()
     (folder / "notes.txt").write_text("mine")
-    refused(r"it holds notes\.txt", lambda: build().save_pretrained(folder))
+    refused_call(r"it holds notes\.txt", lambda: build().save_pretrained(folder))
     project = tmp_path / "project"
     project.mkdir()
     (project / "README.md").write_text("mine")
-    refused(r"it holds README\.md", lambda: build().save_pretrained(project))
-    refused("it is a file", lambda: build().save_pretrained(folder / "config.json"))
+    refused_call(r"it holds README\.md", lambda: build().save_pretrained(project))
+    refused_call("it is a file", lambda: build().save_pretrained(folder / "config.json"))
     (tmp_path / "empty").mkdir()
     build().save_pretrained(tmp_path / "empty")
 
@@ -151,7 +151,7 @@ def test_weights_of_different_dtypes_are_refused(tmp_path, folder):
 
 @pytest.mark.parametrize("values", [{"loss": float("nan")}, {"when": object()}])
 def test_recipes_that_are_not_json(tmp_path, values):
-    refused("must be JSON values", lambda: build().save_pretrained(tmp_path / "model", metrics=values))
+    refused_call("must be JSON values", lambda: build().save_pretrained(tmp_path / "model", metrics=values))
     assert not (tmp_path / "model").exists()
 
 
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_the_former_model(tmp_path, folder, monkeypatch, file
 
 
 def no_model(source, message):
-    folders.refused(Embedder, source, message)
+    folders.refused_call(Embedder, source, message)
 
 
 HOSTILE_CONFIGS = [
@@ -280,7 +280,7 @@ def test_what_is_uploaded_is_the_saved_folder(folder, uploaded):
 
 
 def test_an_upload_that_fails():
-    refused("cannot upload to 'me/model'", lambda: build().push_to_hub("me/model"))
+    refused_call("cannot upload to 'me/model'", lambda: build().push_to_hub("me/model"))
     with pytest.raises(InputError, match=r"^'my model' cannot be the name of a model on the Hugging Face Hub"):
         build().push_to_hub("my model")
 
@@ -338,5 +338,5 @@ def test_exported_files_of_another_model_are_not_uploaded(tmp_path, monkeypatch)
     with pytest.raises(InputError, match=r"small\.onnx was exported from the model abc, not from"):
         build().push_to_hub("me/model", onnx=save_exported(tmp_path, "abc"))
     (tmp_path / "small.parity.json").write_text("no JSON")
-    refused("not a parity report", lambda: build().push_to_hub("me/model", onnx=tmp_path / "small.onnx"))
-    refused(r"lost\.onnx: no such file", lambda: build().push_to_hub("me/model", onnx=tmp_path / "lost.onnx"))
+    refused_call("not a parity report", lambda: build().push_to_hub("me/model", onnx=tmp_path / "small.onnx"))
+    refused_call(r"lost\.onnx: no such file", lambda: build().push_to_hub("me/model", onnx=tmp_path / "lost.onnx"))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.models import Embedder, embed_multi_scale
 from vicinal.models.multi_scale import SCALES
@@ -102,7 +102,7 @@ def test_sources_do_not_matter(pictures, paths, max_size) -> None:
 
 def test_a_file_that_cannot_be_read_is_skipped_or_named(paths, tmp_path) -> None:
     model, lost = build(), tmp_path / "lost.png"
-    refused(r"lost\.png: no such", embed_multi_scale, model, [*paths, lost], max_size=48, progress=False)
+    refused_call(r"lost\.png: no such", embed_multi_scale, model, [*paths, lost], max_size=48, progress=False)
     assert len(embed_multi_scale(model, [*paths, lost], max_size=48, progress=False, on_error="skip")) == len(paths)
 
 
@@ -125,7 +125,9 @@ def test_a_backbone_of_one_size_says_so(pictures) -> None:
         InputError, match=r"test_vit takes images of 32 pixels only; .* backbone_args=\{'dynamic_img_size'"
     ):
         embed_multi_scale(model, pictures)
-    refused("test_vit takes images of 32 pixels only", embed_multi_scale, model, pictures, scales=[1.0], max_size=64)
+    refused_call(
+        "test_vit takes images of 32 pixels only", embed_multi_scale, model, pictures, scales=[1.0], max_size=64
+    )
     assert embed_multi_scale(model, pictures, scales=[1], progress=False).shape == (4, 8)
 
 
@@ -140,9 +142,11 @@ def test_bad_input(pictures) -> None:
         ({"precision": "8"}, "precision is '8'"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
     ):
-        refused(message, embed_multi_scale, model, pictures, progress=False, **arguments)
+        refused_call(message, embed_multi_scale, model, pictures, progress=False, **arguments)
     for source in (torch.zeros(2, 3, 32, 32), [torch.zeros(3, 32, 32)]):
-        refused("max_size is for images that are read and transformed", embed_multi_scale, model, source, max_size=64)
+        refused_call(
+            "max_size is for images that are read and transformed", embed_multi_scale, model, source, max_size=64
+        )
         assert embed_multi_scale(model, source, progress=False).shape == (len(source), 8)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sklearn.cluster import AgglomerativeClustering
 
 from tests.evaluation.cases import pooled
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal import Index, Table
 from vicinal.evaluation import cluster_metrics
 from vicinal.retrieval import cluster_photos, enrolled_photos, identify, linkage, match_images
@@ -85,12 +85,12 @@ def test_what_cannot_be_identified_is_refused(monkeypatch: pytest.MonkeyPatch) -
         (index, 2.0, "min_score = 2.0 is invalid"),
         (plain, 0.5, "the index has no identities"),
     ):
-        refused(message, identify, given, vectors, table, min_score=minimum)
-    refused("dimensions", identify, index, vectors[:, :3], table, min_score=0.5)
+        refused_call(message, identify, given, vectors, table, min_score=minimum)
+    refused_call("dimensions", identify, index, vectors[:, :3], table, min_score=0.5)
     index.calibration = replace(example_calibration(), cluster_threshold=None)
-    refused("has no cluster_threshold", identify, index, vectors, table)
+    refused_call("has no cluster_threshold", identify, index, vectors, table)
     monkeypatch.setattr(linkage, "MAX_CLUSTERED", 3)
-    refused("photos are too many to be clustered; give at most 3", identify, index, -vectors, table, min_score=1.0)
+    refused_call("photos are too many to be clustered; give at most 3", identify, index, -vectors, table, min_score=1.0)
 
 
 def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
@@ -98,7 +98,7 @@ def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
     index, table = index_of(vectors, labels), Table(pd.DataFrame(index=range(len(vectors))))
     index.calibration = replace(example_calibration(), pooling="centroid")
     assert index.match_calibration is None
-    refused("about identities; use vicinal identify", match_images, index, vectors, table, k=1)
+    refused_call("about identities; use vicinal identify", match_images, index, vectors, table, k=1)
     assert match_images(index, vectors, table, k=1, min_score=0.5)[0].decision.is_match
 
 

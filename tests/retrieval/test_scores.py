@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.retrieval import UnitVectors
 from vicinal.retrieval.scores import ScoreBuffer, pair_scores
 from vicinal.utils.errors import InputError
@@ -100,8 +100,8 @@ def test_row_that_is_not_finite_is_named() -> None:
     vectors = unit(9000, 3)
     for value in (np.nan, np.inf, -np.inf):
         vectors[8123, 1] = value
-        refused("query 8123 holds NaN or infinity", UnitVectors, vectors, "query")
-        refused("embedding 8123 holds", lambda: UnitVectors(vectors, "embedding", rows=np.array([3, 8123])))
+        refused_call("query 8123 holds NaN or infinity", UnitVectors, vectors, "query")
+        refused_call("embedding 8123 holds", lambda: UnitVectors(vectors, "embedding", rows=np.array([3, 8123])))
         UnitVectors(vectors, "embedding", rows=np.array([3, 4]))
 
 
@@ -121,8 +121,8 @@ def test_float32_in_float64_is_read_exactly() -> None:
 
 
 def test_other_arrays_than_matrices_of_numbers_are_refused() -> None:
-    refused(r"shape \[3\]", lambda: UnitVectors(np.zeros(3), "query"))
-    refused("type <U1", lambda: UnitVectors(np.array([["a"]]), "query"))
+    refused_call(r"shape \[3\]", lambda: UnitVectors(np.zeros(3), "query"))
+    refused_call("type <U1", lambda: UnitVectors(np.array([["a"]]), "query"))
     for dtype in (torch.complex64, torch.bool):
         with pytest.raises(InputError, match=f"query embeddings are of type {dtype}; expected floating-point numbers"):
             UnitVectors(torch.ones(2, 2, dtype=dtype), "query")

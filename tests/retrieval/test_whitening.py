@@ -10,7 +10,7 @@ import safetensors.numpy
 import torch
 from sklearn.decomposition import PCA
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.retrieval import PCAWhitening, whitening
 from vicinal.utils.errors import InputError
 
@@ -60,7 +60,7 @@ def test_fewer_vectors_than_dimensions_need_shrinkage() -> None:
         PCAWhitening.fit(few)
     assert PCAWhitening.fit(few, dim=7).dim == 7
     assert np.isfinite(PCAWhitening.fit(few, shrinkage=0.01).apply(cloud(3, seed=5))).all()
-    refused("the 3 vectors are all equal", lambda: PCAWhitening.fit(np.ones((3, 4))))
+    refused_call("the 3 vectors are all equal", lambda: PCAWhitening.fit(np.ones((3, 4))))
 
 
 def test_result_does_not_depend_on_array_type_and_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_very_large_and_very_small_numbers() -> None:
             PCAWhitening.fit((cloud() - 3) * size)
     with pytest.raises(InputError, match="vector 1 is too large to whiten"):
         near.apply(np.array([[0.0], [1e60]]) * np.ones(12), normalize=False)
-    refused("vector 0 is too large to whiten", lambda: PCAWhitening.fit(cloud() * 1e-140).apply(far))
+    refused_call("vector 0 is too large to whiten", lambda: PCAWhitening.fit(cloud() * 1e-140).apply(far))
 
 
 def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     }
     for data, message in cases.values():
         path.write_bytes(data)
-        refused(rf"whitening\.safetensors: .*{message}", PCAWhitening.load, path)
-    refused(r"lost\.safetensors: no such file", PCAWhitening.load, tmp_path / "lost.safetensors")
+        refused_call(rf"whitening\.safetensors: .*{message}", PCAWhitening.load, path)
+    refused_call(r"lost\.safetensors: no such file", PCAWhitening.load, tmp_path / "lost.safetensors")
     with pytest.raises(InputError, match=r"whitening\.npz: a whitening is kept in a file ending in \.safetensors"):
         PCAWhitening.fit(cloud()).save(tmp_path / "whitening.npz")
 
@@ -140,6 +140,6 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(InputError, match=message):
             PCAWhitening.fit(cloud(), **arguments)
-    refused("1 vectors to learn a whitening from; at least two are needed", lambda: PCAWhitening.fit(cloud(1)))
+    refused_call("1 vectors to learn a whitening from; at least two are needed", lambda: PCAWhitening.fit(cloud(1)))
     found = PCAWhitening.fit(cloud())
-    refused("vectors have 3 dimensions, the whitening was learned on 12", lambda: found.apply(np.eye(3)))
+    refused_call("vectors have 3 dimensions, the whitening was learned on 12", lambda: found.apply(np.eye(3)))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from tests.serving.service import client_of, save_index
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Access, Fetcher, access_for, read_token
@@ -90,9 +90,9 @@ def test_who_may_listen_where() -> None:
     assert access_for("127.0.0.1", None).hosts == ("localhost", "127.0.0.1", "::1")
     assert access_for("0.0.0.0", TOKEN) == Access(TOKEN, None)
     for host in ("0.0.0.0", "::", "192.168.0.3", "shop.example"):
-        refused("needs a token", access_for, host, None)
+        refused_call("needs a token", access_for, host, None)
     for origin in ("*", "shop.example", "https://shop.example/", "ftp://shop.example", "null"):
-        refused("cors_origin", access_for, "127.0.0.1", None, (origin,))
+        refused_call("cors_origin", access_for, "127.0.0.1", None, (origin,))
 
 
 def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
     assert read_token(str(file)) == f"{TOKEN}9"
     for content in (b"", b"short", b"\xff" * 40, b"a" * 20 + b"\n" + b"b" * 20, b"x" * 10_000):
         file.write_bytes(content)
-        refused("token", lambda: read_token(str(file)))
-    refused("no such file", lambda: read_token(str(tmp_path / "none")))
+        refused_call("token", lambda: read_token(str(file)))
+    refused_call("no such file", lambda: read_token(str(tmp_path / "none")))
 
 
 PUBLIC = "93.184.216.34"

@@ -344,12 +344,6 @@ def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert "give the new model with --model" in refused(capsys, "index", "upgrade", shop.index)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """The error of a command that must fail, which is one line."""
-    assert main([str(word) for word in words]) == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
-
-
 def test_embeddings_of_shards_take_the_place_of_embedding(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.damage import flipped, refusal
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index, UnitVectors, top_k
@@ -133,7 +133,7 @@ def test_delete_and_add(kind, many) -> None:
     assert np.mean((found == ids[:, None]).any(axis=1)) >= 0.9
     assert index.lookup(ids[[3, 1]])["path"].tolist() == [f"/{size + 3}.png", f"/{size + 1}.png"]
     index.delete(ids)
-    refused(f"no id {ids[0]}", index.delete, ids[:1])
+    refused_call(f"no id {ids[0]}", index.delete, ids[:1])
     assert index.add(extra[:1], table(1)).tolist() == [size + 30]  # ids are never given twice
 
 
@@ -259,7 +259,7 @@ def test_search_for_the_whole_index(kind, many) -> None:
     found = index.search(many[:3], np.int64(10))
     assert sorted(found.ids[0].tolist()) == index.metadata.frame["id"].tolist()
     assert np.isfinite(found.scores).all()
-    refused("k = 11 is invalid in an index of 10 images; use 1 to 10", index.search, many[:3], 11)
+    refused_call("k = 11 is invalid in an index of 10 images; use 1 to 10", index.search, many[:3], 11)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "ivfpq without rescoring", "binary without rescoring"])
@@ -280,7 +280,7 @@ def test_save_and_load(kind, many, tmp_path) -> None:
 def test_an_emptied_index_can_be_added_to(tmp_path) -> None:
     index = Index.build(unit(3), table(3))
     index.delete([2, 0, 1])
-    refused("the index is empty", lambda: index.search(unit(1), 1))
+    refused_call("the index is empty", lambda: index.search(unit(1), 1))
     index.save(tmp_path)
     index = Index.load(tmp_path)
     assert index.add(unit(2), table(2)).tolist() == [3, 4]
@@ -321,7 +321,7 @@ def test_columns_of_other_types_are_refused() -> None:
 
 def test_column_id_of_a_table_is_renamed_once() -> None:
     index = Index.build(unit(2), Table(pd.DataFrame({"id": ["p7", "p9"], "label": ["a", "b"]})))
-    refused("both columns 'id' and 'id_of_table'", lambda: index.add(unit(2), Table(index.metadata.frame)))
+    refused_call("both columns 'id' and 'id_of_table'", lambda: index.add(unit(2), Table(index.metadata.frame)))
 
 
 def test_bad_input() -> None:
@@ -337,7 +337,7 @@ def test_bad_input() -> None:
         (lambda: index.delete([3, -1]), "no id -1"),
         (lambda: index.lookup([20]), "no id 20"),
     ):
-        refused(message, call)
+        refused_call(message, call)
     assert len(index) == 20
 
 
@@ -348,15 +348,15 @@ def test_damage_is_reported(tmp_path) -> None:
         content = path.read_bytes()
         for damaged in (content[:-1], content[:3] + bytes([content[3] ^ 1]) + content[4:], b""):
             path.write_bytes(damaged)
-            refused(f"{path.name} is damaged", Index.load, folder)
+            refused_call(f"{path.name} is damaged", Index.load, folder)
         path.unlink()
-        refused(f"{path.name} is missing", Index.load, folder)
+        refused_call(f"{path.name} is missing", Index.load, folder)
         path.write_bytes(content)
     assert len(Index.load(folder)) == 4
     for path in folder.glob("index.sqlite*"):
         path.unlink()
     (folder / FILE).write_bytes(b"not SQLite" * 1000)
-    refused("damaged", Index.load, folder)
+    refused_call("damaged", Index.load, folder)
 
 
 @pytest.mark.parametrize("is_refined", [False, True])
@@ -379,10 +379,10 @@ def test_a_flipped_bit_of_an_added_vector_is_reported(tmp_path, is_refined: bool
 
 def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
     index = Index.build(unit(4), table(4))
-    refused(r"it has no index\.sqlite; build one with `vicinal index build`", Index.load, tmp_path / "nowhere")
+    refused_call(r"it has no index\.sqlite; build one with `vicinal index build`", Index.load, tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    refused("is a file", index.save, tmp_path / "file")
-    refused(r"is not an index and holds file; give an index a folder of its own", index.save, tmp_path)
+    refused_call("is a file", index.save, tmp_path / "file")
+    refused_call(r"is not an index and holds file; give an index a folder of its own", index.save, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     index.save(tmp_path / "index")
     with pytest.raises(InputError, match=r"inner is inside the index .*index; give an index a folder of its own"):
@@ -393,9 +393,11 @@ def test_foreign_folders_are_refused_and_kept(tmp_path) -> None:
 def test_integers_of_more_than_64_bits_are_refused() -> None:
     """Floats would not hold them either."""
     large = Table(pd.DataFrame({"ean": np.array([2**63 + 1, 2**64 - 1], np.uint64)}))
-    refused(f"column 'ean' holds {2**64 - 1}, an integer of more than 64 bits", lambda: Index.build(unit(2), large))
+    refused_call(
+        f"column 'ean' holds {2**64 - 1}, an integer of more than 64 bits", lambda: Index.build(unit(2), large)
+    )
     index = Index.build(unit(2), Table(pd.DataFrame({"ean": np.array([2**63 - 1, 7], np.uint64)})))
-    refused("more than 64 bits", lambda: index.add(unit(2), large))
+    refused_call("more than 64 bits", lambda: index.add(unit(2), large))
     index.add(unit(1), Table(pd.DataFrame({"ean": [8]})))
     assert index.lookup([0, 1, 2])["ean"].tolist() == [2**63 - 1, 7, 8]
 

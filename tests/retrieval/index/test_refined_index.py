@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.refiner_reference import PAPER
-from tests.refusals import refused
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index, UnitVectors, search_images
@@ -160,7 +160,7 @@ def test_fewer_images_than_the_refiner_takes(neighbors) -> None:
         [1, refined_alone(refiner, vectors[5], vectors[:1]) @ gallery[0]], abs=2e-6
     )
     index.delete([0])
-    refused("the index is empty", index.search, queries, 1, refiner)
+    refused_call("the index is empty", index.search, queries, 1, refiner)
     index.add(vectors[1:2], table(1, 1), refiner)
     index.add(vectors[2:4], table(2, 2), refiner)
     gallery = np.stack([vectors[1], *(refined_alone(refiner, vectors[i], vectors[[1, 5 - i]]) for i in (2, 3))])
@@ -243,14 +243,16 @@ def test_wrong_refiners_are_refused(tmp_path) -> None:
             lambda index=index, given=given: index.add(vectors, table(20), given),
             lambda index=index, given=given: search_images(index, vectors, table(20), 1, refiner=given),
         ):
-            refused(message, asked)
+            refused_call(message, asked)
         assert len(index) == 20
     refined.search(vectors, 1, refiner)
     with pytest.raises(InputError, match="not with"):  # also after the right one was seen
         refined.search(vectors, 1, other)
     with pytest.raises(InputError, match="embeddings have 3 dimensions, the refiner is for 8"):
         Index.build(np.ones((4, 3)), table(4), refiner=refiner)
-    refused("of the model abc, not of xyz", lambda: Index.build(vectors, table(20), "auto", "xyz", made(model="abc")))
+    refused_call(
+        "of the model abc, not of xyz", lambda: Index.build(vectors, table(20), "auto", "xyz", made(model="abc"))
+    )
 
 
 def test_unknown_query_ids_are_refused() -> None:
@@ -258,7 +260,7 @@ def test_unknown_query_ids_are_refused() -> None:
     index = Index.build(vectors, table(20), refiner=refiner)
     index.delete([3])
     for wrong in (3, 20):
-        refused(f"the index has no id {wrong}", index.search, vectors[:2], 1, refiner, query_ids=[0, wrong])
+        refused_call(f"the index has no id {wrong}", index.search, vectors[:2], 1, refiner, query_ids=[0, wrong])
     with pytest.raises(InputError, match=r"query_ids are int64 \[1\]; give an integer id for each of the 2 queries"):
         index.search(vectors[:2], 1, refiner, query_ids=[0])
     with pytest.raises(InputError, match="this index is not refined"):

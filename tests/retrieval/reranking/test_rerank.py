@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.refusals import refused
+from tests.refusals import refused_call
 from tests.retrieval.reranking import rerank_references as references
 from tests.retrieval.reranking.rerank_references import clusters, lattice
 from vicinal.data import Table
@@ -207,24 +207,24 @@ def test_bad_input(monkeypatch) -> None:
         (lambda: QueryExpansion(n=0), "QueryExpansion: n = 0 must be at least 1"),
         (lambda: DatabaseAugmentation(alpha=-1), "DatabaseAugmentation: alpha = -1 must be at least 0"),
     ):
-        refused(message, make)
+        refused_call(message, make)
     for method, message in (
         (ContextualReranking(k=11), "k = 11 is too large for a gallery of 10 images; use k <= 10"),
         (ReciprocalReranking(k1=10), "k1 = 10 is too large for a gallery of 10 images; use k1 <= 9"),
         (QueryExpansion(n=10), "n = 10 is too large for a gallery of 10 images; use n <= 9"),
         (DatabaseAugmentation(n=10), "n = 10 is too large for a gallery of 10 images; use n <= 9"),
     ):
-        refused(message, rerank, vectors, vectors, 3, method, exclude_self=exclude_self)
+        refused_call(message, rerank, vectors, vectors, 3, method, exclude_self=exclude_self)
     ranking, method = top_k(vectors, vectors, 4, exclude_self=exclude_self), ContextualReranking(k=3)
     with pytest.raises(InputError, match="ranking holds 4 images per query"):
         rerank(vectors, vectors, 5, method, exclude_self=exclude_self, ranking=ranking)
-    refused("does not belong to these queries", rerank, vectors[:5], vectors, 3, method, ranking=ranking)
+    refused_call("does not belong to these queries", rerank, vectors[:5], vectors, 3, method, ranking=ranking)
     with pytest.raises(InputError, match="k = 10 is larger than the 9 gallery images left for query 0"):
         rerank(vectors, vectors, 10, method, exclude_self=exclude_self)
     one = vectors[:1]
     for method in (ContextualReranking(), ReciprocalReranking(), DatabaseAugmentation()):
         name = type(method).__name__
-        refused(f"{name}: a gallery of 1 is too small; use at least 2 images", rerank, vectors, one, 1, method)
+        refused_call(f"{name}: a gallery of 1 is too small; use at least 2 images", rerank, vectors, one, 1, method)
     with pytest.raises(InputError, match=r"a gallery of 1 images is too small: .* nothing is left for query 0 to find"):
         rerank(one, one, 1, QueryExpansion(), exclude_self=np.arange(1))
     monkeypatch.setattr(neighbors, "MAX_PAIRS", 50)
