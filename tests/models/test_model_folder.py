@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_the_former_model(tmp_path, folder, monkeypatch, file
 
 
 def no_model(source, message):
-    folders.refused_call(Embedder, source, message)
+    folders.refused(Embedder, source, message)
 
 
 HOSTILE_CONFIGS = [

@@ -118,6 +118,6 @@ def generation_name(*identity: object) -> str:
 
     Example:
         >>> generation_name("8c1f0e6f2a7b9d34", 512)
-        '56f8bc4e0eae4bfb'
+        'be7f52333be4c17d'
     """
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
