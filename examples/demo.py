@@ -22,7 +22,7 @@ SETTINGS = [
     "--data.fractions={train: 0.5, val: 0.1, test: 0.4}",
     "--model.backbone=efficientnet_lite0",
     "--transform.size=96",
-    "--max_steps=60",
+    "--max_steps=45",
     "--steps_per_epoch=15",
 ]
 SHOWN = 6
