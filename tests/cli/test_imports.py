@@ -166,7 +166,6 @@ def check(*steps: tuple[Sequence[object], set[str]]) -> None:
         assert "pandas" in modules
 
 
-@pytest.mark.slow
 def test_data_whiten_evaluate_and_report_of_embeddings(vectors: Path, photos: Path, tmp_path: Path) -> None:
     check(
         (["data", photos], TABLES),

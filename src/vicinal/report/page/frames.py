@@ -17,7 +17,6 @@ from vicinal.data.images.decoding import thumbnail
 from vicinal.data.table import Table
 from vicinal.report.page.markup import Markup, breakable, element, joined, relative_paths
 from vicinal.retrieval.reranking.base import Reranking
-from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.utils.console import counted, shorten
 from vicinal.utils.errors import InputError
 
@@ -111,20 +110,23 @@ class RerankedFrames(ImageFrames):
     score, numbers = "score", "score after re-ranking"
 
     def __init__(self, thumbnails: Thumbnails, table: Table, method: Reranking) -> None:
+        from vicinal.retrieval.reranking.local import LocalReranking  # loads the models
+
         super().__init__(thumbnails, table)
-        self._method, self._patches = method, dict[str, list[list[float]]]()
+        self._local = method if isinstance(method, LocalReranking) else None
+        self._patches = dict[str, list[list[float]]]()
 
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
-        if isinstance(self._method, LocalReranking):
+        if self._local is not None:
             numbers = [self.thumbnails.number(self.table, each) for each in (query, row)]
-            self._patches["{} {}".format(*numbers)] = self._method.matches(query, [row])[0].to_list()
+            self._patches["{} {}".format(*numbers)] = self._local.matches(query, [row])[0].to_list()
         return super().neighbor(query, row, rank, similarity)
 
     def data(self) -> dict[str, object]:
         """The patches by the numbers of query and neighbor, and the square that was compared."""
-        if not isinstance(self._method, LocalReranking):
+        if self._local is None:
             return {}
-        return {"patches": self._patches, "square": self._method.features()[0].square}
+        return {"patches": self._patches, "square": self._local.features()[0].square}
 
 
 def image_frames(thumbnails: Thumbnails, table: Table, rerank: Reranking | None) -> ImageFrames:
