@@ -133,6 +133,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return captured.err.strip()
 
 
+@pytest.fixture(scope="session")
+def old_and_new(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The folders of two models of other dimensions, for upgrades."""
+    from vicinal.data import ImageTransform
+    from vicinal.models import Embedder
+
+    folder = tmp_path_factory.mktemp("models")
+    for name, dim in (("old", 8), ("new", 12)):
+        model = Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=32))
+        model.save_pretrained(folder / name)
+    return [str(folder / "old"), str(folder / "new")]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _curves_are_not_drawn() -> Iterator[None]:
     """Leave an empty file in place of each run's learning curves, which cost a fourth of a tiny run."""

@@ -19,8 +19,7 @@ from PIL import Image
 from tests.conftest import draw_photos, output, refused
 from vicinal.cli.main import main
 from vicinal.data import Table
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.models import ContextRefiner, Embedder
+from vicinal.models import ContextRefiner
 from vicinal.retrieval import Index, LocalEncoder
 from vicinal.retrieval.reranking.local_features import encode_items
 from vicinal.serving.folder_store import FolderStore
@@ -64,20 +63,11 @@ class Shop:
         assert index.search(vectors, 1).ids[:, 0].tolist() == frame["id"].tolist()
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("models")
-    for name, dim in (("old", 8), ("new", 12)):
-        model = Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=32))
-        model.save_pretrained(folder / name)
-    return [str(folder / "old"), str(folder / "new")]
-
-
 @pytest.fixture
-def shop(models: list[str], tmp_path: Path) -> Shop:
+def shop(old_and_new: list[str], tmp_path: Path) -> Shop:
     photos = draw_photos(tmp_path / "photos", 4, 6)
-    assert main(["index", "build", str(tmp_path / "index"), str(photos), "--model", models[0]]) == 0
-    return Shop(tmp_path / "index", photos, *(EmbeddingReader(model=model) for model in models))
+    assert main(["index", "build", str(tmp_path / "index"), str(photos), "--model", old_and_new[0]]) == 0
+    return Shop(tmp_path / "index", photos, *(EmbeddingReader(model=model) for model in old_and_new))
 
 
 def test_vectors_of_another_model_take_the_place_of_the_old_ones(shop: Shop) -> None:

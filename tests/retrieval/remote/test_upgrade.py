@@ -21,8 +21,6 @@ from tests.retrieval.remote.conftest import unique_table
 from tests.retrieval.remote.servers import Server
 from vicinal.cli.main import main
 from vicinal.data import Table
-from vicinal.data.images.transforms import ImageTransform
-from vicinal.models import Embedder
 from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
 from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
@@ -68,39 +66,30 @@ class Shop:
             assert index.search(vectors, 1).ids[:, 0].tolist() == frame["id"].tolist()
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("models")
-    for name, dim in (("old", 8), ("new", 12)):
-        model = Embedder("test_resnet", dim=dim, pretrained=False, transform=ImageTransform(size=32))
-        model.save_pretrained(folder / name)
-    return [str(folder / "old"), str(folder / "new")]
-
-
-def built(url: str, models: list[str], folder: Path, kind: Any = "exact") -> Shop:
-    old, new = (EmbeddingReader(model=model, num_workers=0) for model in models)
+def built(url: str, old_and_new: list[str], folder: Path, kind: Any = "exact") -> Shop:
+    old, new = (EmbeddingReader(model=model, num_workers=0) for model in old_and_new)
     table = Table.from_folder(draw_photos(folder / "photos", 4, 6))
-    made_with = {"model": models[0]}
+    made_with = {"model": old_and_new[0]}
     vectors = old.embed_table(table).vectors
     RemoteIndex.build(vectors, table, url, kind, old.fingerprint, made_with).close()
     return Shop(url, folder / "photos", old, new)
 
 
 @pytest.fixture
-def shop(server: Server, models: list[str], tmp_path: Path) -> Shop:
-    return built(server.url(unique_table()), models, tmp_path)
+def shop(server: Server, old_and_new: list[str], tmp_path: Path) -> Shop:
+    return built(server.url(unique_table()), old_and_new, tmp_path)
 
 
 @pytest.fixture
-def postgres(servers: dict[str, Server], models: list[str], tmp_path: Path) -> Shop:
-    return built(servers["postgresql"].url(unique_table()), models, tmp_path)
+def postgres(servers: dict[str, Server], old_and_new: list[str], tmp_path: Path) -> Shop:
+    return built(servers["postgresql"].url(unique_table()), old_and_new, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])
 def test_vectors_of_another_model_take_the_place_of_the_old_ones(
-    server: Server, models: list[str], tmp_path: Path, kind: str
+    server: Server, old_and_new: list[str], tmp_path: Path, kind: str
 ) -> None:
-    shop, seen = built(server.url(unique_table()), models, tmp_path, kind), list[GenerationComparison]()
+    shop, seen = built(server.url(unique_table()), old_and_new, tmp_path, kind), list[GenerationComparison]()
     before = shop.contents()
     upgrade_index(shop.url, shop.new, {"model": str(shop.new.model)}, report=seen.append)
     shop.check(shop.new, 24)

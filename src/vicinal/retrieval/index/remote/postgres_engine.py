@@ -227,10 +227,14 @@ class PostgresEngine(RemoteEngine):
             connection.execute(query, [table, json.dumps(facts)])
 
     def change_facts(self, table: str, changes: Mapping[str, Any]) -> dict[str, Any] | None:
-        query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
         with self._connections.pinned() as connection, connection.transaction():
-            connection.execute(query, [table])
+            self._lock_facts(connection, table)
             return super().change_facts(table, changes)
+
+    def _lock_facts(self, connection: Any, table: str) -> None:
+        """Let the transactions that change an index follow one another: each begins with the row of its facts."""
+        query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
+        connection.execute(query, [table])
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
         with self._connections.take() as connection:
@@ -343,9 +347,8 @@ class PostgresEngine(RemoteEngine):
 
     def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
         """In one transaction; others read the table meanwhile."""
-        first = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
         with self._connections.pinned() as connection, connection.transaction():
-            connection.execute(first, [table])  # in the order of other transactions
+            self._lock_facts(connection, table)
             connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(self._table(table)))
             finish()
             self.change_facts(table, facts)
@@ -380,9 +383,8 @@ class PostgresEngine(RemoteEngine):
 
     @contextmanager
     def transaction(self, table: str) -> Iterator[None]:
-        with self._connections.transaction() as connection:  # one after the other: they change the facts
-            query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
-            connection.execute(query, [table])
+        with self._connections.transaction() as connection:
+            self._lock_facts(connection, table)
             yield
 
     def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
