@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks import steps
@@ -24,6 +26,7 @@ from vicinal.evaluation import Relevance, positive_ranks
 from vicinal.losses import RecallAtKLoss
 from vicinal.retrieval.scores import ScoreBuffer, UnitVectors
 from vicinal.training.large_batch import embed_in_micro_batches
+from vicinal.utils import distributed
 
 KERNEL_SIZES = ((5, 1, 1), (7, 3, 20), (9, 11, 300), (64, 70, 5000), (1024, 3, 4096))
 LOSS_SIZE, LARGE_SIZE = 256, 2048
@@ -52,6 +55,7 @@ def measurements(settings: Settings) -> Iterator[Measurement]:
         ("scores of few and of many queries", "tiles of any size", f"{n:,} vectors", _compare_tiles),
         ("two-stage backpropagation", "two stages = one", "", _compare_two_stage),
         ("flip and color jitter", "device = CPU", "", _compare_augmentation),
+        ("collective operations of one process", "received = sent", "", _compare_collectives),
     ):
         yield Measurement(Key("correctness", name, who, vectors), partial(run, n, settings.device))
 
@@ -78,7 +82,7 @@ def _value_and_gradients(make: Callable[[], Any], n: int, device: torch.device) 
 
 def _difference(one: Tensor, other: Tensor) -> float:
     """The norm of the difference, relative; infinite for values that are not finite."""
-    one, other = one.double().cpu(), other.double().cpu()
+    one, other = one.detach().double().cpu(), other.detach().double().cpu()
     relative = (one - other).norm() / other.norm().clamp_min(1e-6)
     return float(relative) if bool(relative.isfinite()) else float("inf")
 
@@ -95,6 +99,47 @@ def _compare_two_stage(_: int, device: torch.device) -> Numbers:
         gradients.append(torch.autograd.grad(value, list(network.parameters())))
     largest = max(_difference(one, other) for one, other in zip(*gradients, strict=True))
     return {"passed": largest < MAX_DIFFERENCE, "difference": largest}
+
+
+class _ManyProcesses(int):
+    """One process, for which no message is left out."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: int) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def _compare_collectives(_: int, device: torch.device) -> Numbers:
+    """By NCCL on a GPU: one process receives what it has sent."""
+    values = torch.randn(96, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    labels = torch.arange(96)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with patch.object(distributed, "world_size", lambda: _ManyProcesses(1)):
+            leaf = values.clone().requires_grad_()
+            rows, numbers = distributed.all_gather_labeled(leaf, labels)
+            (gradient,) = torch.autograd.grad(rows, leaf, values)
+            copy = values.clone()
+            distributed.broadcast_tensors([copy])
+            distributed.barrier()
+            pairs = [
+                *((numbers, labels), (distributed.broadcast_object([labels])[0], labels)),
+                (distributed.all_reduce_values([labels.sum()])[0], labels.sum()),
+                (distributed.all_gather_objects(labels)[0], labels),
+                (distributed.all_reduce_logsumexp(values), values),
+                *((found, values) for found in (rows, gradient, copy, distributed.all_reduce_sum(values))),
+                *((found, values) for found in (distributed.all_gather(values), *distributed.all_to_all([values]))),
+                (distributed.all_gather_parts(values, [len(values)]), values),
+                (distributed.all_equal(values), 1),
+            ]
+    finally:
+        dist.destroy_process_group()
+    largest = max(_difference(torch.as_tensor(found), torch.as_tensor(sent)) for found, sent in pairs)
+    return {"passed": largest < 1e-6, "difference": largest}
 
 
 def _compare_tiles(n: int, device: torch.device) -> Numbers:

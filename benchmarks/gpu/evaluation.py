@@ -16,24 +16,26 @@ import torch
 from torch import Tensor
 
 from benchmarks.evaluation import CUTS, SMALL, Task, task
-from benchmarks.gpu.rows import FLOOR, OURS, PEER, Key, Measurement, Numbers
+from benchmarks.gpu.kernels import with_kernels
+from benchmarks.gpu.rows import FLOOR, NO_KERNELS, OURS, PEER, Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured
 from vicinal.data import Table
 from vicinal.evaluation import evaluate, evaluate_arrays
 
-SIZES = ("60502x512x5", "1000000x512x10x10000", "1000000x128x10")
+SIZES = ("60502x512x5", "1000000x512x10x10000", "1000000x512x10")
 """As SOP; queries of a large gallery; a million that search each other."""
 SMALL_SIZES = ("200x16x5", "300x16x5x20")
-PEER_SIZES = ("60502x512x5", "200x16x5")
+COMPARED = ("60502x512x5", *SMALL_SIZES)
+"""Sizes at which the peer and ours without kernels are measured too."""
 FLOOR_SCORES = 2**30
 """At a time, of a product."""
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
-    """The floor, ours and the peer, at each size."""
+    """The floor and ours at each size, and the others."""
     for size in SMALL_SIZES if settings.small else SIZES:
-        for who, run in {FLOOR: _floor, OURS: _ours, PEER: _peer}.items():
-            if who != PEER or size in PEER_SIZES:
+        for who, run in {FLOOR: _floor, OURS: _ours, NO_KERNELS: _ours_without_kernels, PEER: _peer}.items():
+            if who in (FLOOR, OURS) or size in COMPARED:
                 key = Key("evaluation", "all metrics", who, size)
                 yield Measurement(key, partial(_measure, run, size, settings), limit=180)
     _task.cache_clear()
@@ -63,6 +65,11 @@ def _ours(given: Task, vectors: Tensor) -> object:
     exclude_self, some = np.arange(given.queries), slice(0, given.queries)
     labels = given.labels
     return evaluate_arrays(vectors[some], labels[some], vectors, labels, exclude_self=exclude_self, recall_at=cuts)
+
+
+def _ours_without_kernels(given: Task, vectors: Tensor) -> object:
+    with with_kernels(False):
+        return _ours(given, vectors)
 
 
 def _floor(given: Task, vectors: Tensor) -> None:

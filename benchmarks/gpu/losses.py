@@ -1,5 +1,7 @@
 """Forward and backward pass of every loss beside the floor, pytorch-metric-learning and the papers' formulas.
 
+Losses with a Triton kernel are measured without it too.
+
 The floor of pair-based losses is the product of all embeddings with all, forward and backward; that of center-based
 losses the product with the centers, of as many classes as SOP has. All of them in float32, with TF32 off.
 """
@@ -15,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import centers, formulas, losses, ranking, steps
-from benchmarks.gpu.rows import FLOOR, FORMULA, OURS, PEER, Key, Measurement, Numbers
+from benchmarks.gpu.kernels import with_kernels
+from benchmarks.gpu.rows import FLOOR, FORMULA, NO_KERNELS, OURS, PEER, Key, Measurement, Numbers
 from benchmarks.gpu.timing import Settings, measured, tf32
 from vicinal.losses import ContextualLoss, ContrastiveLoss
 
@@ -37,6 +40,10 @@ PAIR_FORMULAS: dict[str, Make] = {
     "multi-similarity + miner": lambda: formulas.multi_similarity,
     "contextual": lambda: formulas.contextual,
 }
+HAVE_KERNELS = (
+    *("RS@k", "SiMix of RS@k", "Smooth-AP", "SupAP", "ROADMAP", "blackbox AP"),
+    *("triplet, all", "triplet, semi-hard", "triplet, batch hard"),
+)
 
 
 def measurements(settings: Settings) -> Iterator[Measurement]:
@@ -76,6 +83,8 @@ def _all(n: int, settings: Settings) -> Iterator[tuple[Key, Callable[[], Numbers
             if name in makers:
                 floor = CENTERS_FLOOR if name in centers.OURS else FLOOR
                 yield Key("losses", name, who, _size(n)), partial(_measure, makers[name], floor, n, settings)
+        if name in HAVE_KERNELS:
+            yield Key("losses", name, NO_KERNELS, _size(n)), partial(_measure_without_kernels, make, n, settings)
 
 
 def _measure(make: Make, floor: str, n: int, settings: Settings) -> Numbers:
@@ -85,6 +94,11 @@ def _measure(make: Make, floor: str, n: int, settings: Settings) -> Numbers:
     if isinstance(loss, nn.Module):
         loss.to(settings.device)
     return {**measured(partial(step, loss, *_batch(n, settings.device)), settings), "floor": floor}
+
+
+def _measure_without_kernels(make: Make, n: int, settings: Settings) -> Numbers:
+    with with_kernels(False):
+        return _measure(make, FLOOR, n, settings)
 
 
 def _measure_floor(floor: Callable[[Tensor, Tensor], object], n: int, settings: Settings) -> Numbers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.rows import FLOOR, FORMULA, OK, OURS, PEER, Key, Numbers, key_of
+from benchmarks.gpu.rows import FLOOR, FORMULA, NO_KERNELS, OK, OURS, PEER, Key, Numbers, key_of
 from benchmarks.table import markdown_table
 
 Results = Mapping[Key, tuple[str, Numbers]]
@@ -68,17 +68,18 @@ def _kernels(results: Results) -> Iterator[Table]:
 
 
 def _losses(results: Results) -> Iterator[Table]:
-    ratios = ("time / floor", "PML / floor", "formula / floor")
+    ratios = ("time / floor", "without Triton / floor", "PML / floor", "formula / floor")
     columns = ("", "ms", "lowest - highest", *ratios, "MB", "PML, MB", "formula, MB")
     for size in dict.fromkeys(key.size for key in results):
         own = {key: result for key, result in results.items() if key.size == size}
         cells = []
         for key, result in own.items():
-            if key.who not in (PEER, FORMULA):
+            if key.who not in (NO_KERNELS, PEER, FORMULA):
                 floor = own.get(Key("losses", result[1].get("floor", FLOOR), "float32", size))
-                all_of_it = [result, *(own.get(key._replace(who=who)) for who in (PEER, FORMULA))]
+                beside = [own.get(key._replace(who=who)) for who in (NO_KERNELS, PEER, FORMULA)]
                 name = key.name if key.who == OURS else f"{key.name}, {key.who}"
-                over_floor, memory = [_ratio(each, floor) for each in all_of_it], [_mb(each) for each in all_of_it]
+                over_floor = [_ratio(each, floor) for each in (result, *beside)]
+                memory = [_mb(each) for each in (result, *beside[1:])]
                 cells.append((name, _ms(result), _spread(result), *over_floor, *memory))
         yield f"Losses, {size}, d = 512", columns, cells
 

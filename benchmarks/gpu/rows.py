@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OK, OUT_OF_MEMORY = "ok", "out of memory"
-FLOOR, OURS, PEER, FORMULA = "floor", "Vicinal", "PML", "formula"
+FLOOR, OURS, NO_KERNELS, PEER, FORMULA = "floor", "Vicinal", "Vicinal without Triton", "PML", "formula"
 """Who is measured in several parts."""
 Numbers = dict[str, Any]
 
@@ -97,7 +97,10 @@ class Rows:
 
     def marked(self) -> dict[str, Any] | None:
         """The current measurement, if any."""
-        return _parsed(self.marker.read_text(encoding="utf-8")) if self.marker.exists() else None
+        try:
+            return _parsed(self.marker.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
 
 
 def key_of(row: Mapping[str, Any]) -> Key:

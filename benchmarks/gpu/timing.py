@@ -37,7 +37,7 @@ class Settings:
     @property
     def seconds(self) -> float:
         """For the rounds of one measurement."""
-        return 0.0 if self.small else 0.5
+        return 0.0 if self.small else 0.25
 
 
 def measured(
