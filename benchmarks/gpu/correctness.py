@@ -117,7 +117,8 @@ def _compare_collectives(_: int, device: torch.device) -> Numbers:
     """By NCCL on a GPU: one process receives what it has sent."""
     values = torch.randn(96, 16, generator=torch.Generator().manual_seed(0)).to(device)
     labels = torch.arange(96)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    backend, store = "nccl" if device.type == "cuda" else "gloo", dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         with patch.object(distributed, "world_size", lambda: _ManyProcesses(1)):
             leaf = values.clone().requires_grad_()

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.rows import Key, Measurement, Numbers
-from benchmarks.gpu.timing import Settings, measured, seconds_of, spread
+from benchmarks.gpu.timing import Settings, device_times, measured, seconds_of, spread
 from benchmarks.gpu.two_stage import network
 from benchmarks.images import QUALITY, picture
 from vicinal.data import ImageTransform
@@ -97,24 +97,11 @@ def _trace(settings: Settings, path: Path) -> Numbers:
         with model.embedding_function("bf16") as embed_batch:
             total = 1000 * seconds_of(lambda: [embed_batch(each) for each in batches], settings.device)
     profiler.export_chrome_trace(str(path))
-    copies, kernels = _device_times(profiler)
+    copies, kernels = device_times(profiler)
     first, later = waits[0], sum(waits[1:])
     rest = max(0.0, total - first - later - copies - kernels)
     times = {"first images": first, "waits for images": later, "copies": copies, "network": kernels, "rest": rest}
     return {**_with_rate(spread([total]), len(paths)), "times": times}
-
-
-def _device_times(profiler: profile) -> tuple[float, float]:
-    """Milliseconds of copies between host and device, and of all other work of the device."""
-    copies = kernels = 0.0
-    for event in profiler.events() or ():  # type: ignore[no-untyped-call]
-        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False):
-            milliseconds = event.time_range.elapsed_us() / 1000
-            if "memcpy" in event.name.lower():
-                copies += milliseconds
-            else:
-                kernels += milliseconds
-    return copies, kernels
 
 
 def _timed(batches: Iterable[Tensor], waits: list[float]) -> Iterator[Tensor]:

@@ -34,7 +34,7 @@ FLOOR_SCORES = 2**30
 def measurements(settings: Settings) -> Iterator[Measurement]:
     """The floor and ours at each size, and the others."""
     for size in SMALL_SIZES if settings.small else SIZES:
-        for who, run in {FLOOR: _floor, OURS: _ours, NO_KERNELS: _ours_without_kernels, PEER: _peer}.items():
+        for who, run in {OURS: _ours, NO_KERNELS: _ours_without_kernels, FLOOR: _floor, PEER: _peer}.items():
             if who in (FLOOR, OURS) or size in COMPARED:
                 key = Key("evaluation", "all metrics", who, size)
                 yield Measurement(key, partial(_measure, run, size, settings), limit=180)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks import centers, formulas, losses, ranking, steps
 from benchmarks.gpu.kernels import with_kernels
 from benchmarks.gpu.rows import FLOOR, FORMULA, NO_KERNELS, OURS, PEER, Key, Measurement, Numbers
-from benchmarks.gpu.timing import Settings, measured, tf32
+from benchmarks.gpu.timing import Settings, kernel_milliseconds, measured, tf32
 from vicinal.losses import ContextualLoss, ContrastiveLoss
 
 SIZES, SMALL_SIZES = (4096, 16384), (64, 128)
@@ -93,7 +93,7 @@ def _measure(make: Make, floor: str, n: int, settings: Settings) -> Numbers:
     loss: Any = make()
     if isinstance(loss, nn.Module):
         loss.to(settings.device)
-    return {**measured(partial(step, loss, *_batch(n, settings.device)), settings), "floor": floor}
+    return {**_measure_step(partial(step, loss, *_batch(n, settings.device)), settings), "floor": floor}
 
 
 def _measure_without_kernels(make: Make, n: int, settings: Settings) -> Numbers:
@@ -102,7 +102,11 @@ def _measure_without_kernels(make: Make, n: int, settings: Settings) -> Numbers:
 
 
 def _measure_floor(floor: Callable[[Tensor, Tensor], object], n: int, settings: Settings) -> Numbers:
-    return measured(partial(floor, *_batch(n, settings.device)), settings)
+    return _measure_step(partial(floor, *_batch(n, settings.device)), settings)
+
+
+def _measure_step(run: Callable[[], object], settings: Settings) -> Numbers:
+    return {**measured(run, settings), **kernel_milliseconds(run, settings.device)}
 
 
 @lru_cache(maxsize=1)

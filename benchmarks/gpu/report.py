@@ -68,7 +68,7 @@ def _kernels(results: Results) -> Iterator[Table]:
 
 
 def _losses(results: Results) -> Iterator[Table]:
-    ratios = ("time / floor", "without Triton / floor", "PML / floor", "formula / floor")
+    ratios = ("time / floor", "kernels / floor's", "without Triton / floor", "PML / floor", "formula / floor")
     columns = ("", "ms", "lowest - highest", *ratios, "MB", "PML, MB", "formula, MB")
     for size in dict.fromkeys(key.size for key in results):
         own = {key: result for key, result in results.items() if key.size == size}
@@ -79,6 +79,7 @@ def _losses(results: Results) -> Iterator[Table]:
                 beside = [own.get(key._replace(who=who)) for who in (NO_KERNELS, PEER, FORMULA)]
                 name = key.name if key.who == OURS else f"{key.name}, {key.who}"
                 over_floor = [_ratio(each, floor) for each in (result, *beside)]
+                over_floor.insert(1, _ratio(result, floor, "kernel_ms"))
                 memory = [_mb(each) for each in (result, *beside[1:])]
                 cells.append((name, _ms(result), _spread(result), *over_floor, *memory))
         yield f"Losses, {size}, d = 512", columns, cells
@@ -144,10 +145,10 @@ def _spread(result: Result) -> str:
     return f"{result[1]['low']:.3g} - {result[1]['high']:.3g}" if result is not None and result[0] == OK else ""
 
 
-def _ratio(result: Result, base: Result) -> str:
+def _ratio(result: Result, base: Result, time: str = "ms") -> str:
     if result is None or result[0] != OK:
         return _ms(result)
-    return f"{result[1]['ms'] / base[1]['ms']:.2f}" if base is not None and base[0] == OK else ""
+    return f"{result[1][time] / base[1][time]:.2f}" if base is not None and base[0] == OK and time in base[1] else ""
 
 
 def _mb(result: Result) -> str:

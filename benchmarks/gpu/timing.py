@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.rows import Numbers
 from benchmarks.table import peak_extra_megabytes
 
 MAX_ROUNDS, MIN_ROUNDS = 20, 3
-SLOW = 5.0
+SLOW = 2.0
 """Seconds from which on a run is measured once."""
 
 
@@ -62,6 +63,29 @@ def measured(
         times.append(1000 * seconds_of(run, device) if host else milliseconds_of(run, device))
     peak = (torch.cuda.max_memory_allocated(device) - before) / 1e6 if before is not None else peak_extra_megabytes(run)
     return {**spread(times), "peak_mb": peak}
+
+
+def kernel_milliseconds(run: Callable[[], object], device: torch.device) -> Numbers:
+    """The sum of the kernels' own times on a GPU, without the gaps in which it waits for the host; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        synchronize(device)
+    return {"kernel_ms": sum(device_times(profiler))}
+
+
+def device_times(profiler: profile) -> tuple[float, float]:
+    """Milliseconds of copies between host and device, and of all other work of the device."""
+    copies = kernels = 0.0
+    for event in profiler.events() or ():  # type: ignore[no-untyped-call]
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False):
+            milliseconds = event.time_range.elapsed_us() / 1000
+            if "memcpy" in event.name.lower():
+                copies += milliseconds
+            else:
+                kernels += milliseconds
+    return copies, kernels
 
 
 def spread(times: list[float]) -> Numbers:

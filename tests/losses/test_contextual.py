@@ -23,8 +23,8 @@ from tests.losses.contextual_reference import (
     loss_of_pairs,
 )
 from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, PairLoss, SimilarityRegularizer
+from vicinal.losses.contextual import dense, sparse
 from vicinal.losses.contextual import loss as contextual_loss
-from vicinal.losses.contextual import sparse
 from vicinal.losses.contextual.dense import row_block_loss
 from vicinal.losses.contextual.sparse import sparse_loss
 from vicinal.memory import CrossBatchMemory
@@ -471,8 +471,17 @@ def test_the_way_is_chosen_by_counting(monkeypatch: pytest.MonkeyPatch) -> None:
         assert calls == [len(sample.x)] * is_sparse
     with monkeypatch.context() as patched:
         patched.setattr(contextual_loss, "MIN_SPARSE_SAMPLES", 10**9)
-        dense = ours(learned)
-    assert_near(ours(learned), dense, 1e-12)
+        by_dense_matrices = ours(learned)
+    assert_near(ours(learned), by_dense_matrices, 1e-12)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 1.0])
+def test_products_of_few_entries(fraction: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: matrices with few nonzero entries, or all, are multiplied entry by entry."""
+    monkeypatch.setattr(dense, "WITH_FEW_ENTRIES", ("cpu",))
+    monkeypatch.setattr(dense, "MAX_FRACTION", fraction)
+    for sample in (*SAMPLES.values(), clusters(30, 4, 32, 0.3)):
+        assert_near(ours(sample), by_hand(sample))
 
 
 @pytest.mark.parametrize("variant", SPARSE)

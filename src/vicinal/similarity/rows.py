@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SPARSE_FRACTION, MAX_GATHERED = 1 / 16, 2**21
+SPARSE_FRACTION, MAX_GATHERED, MAX_GATHERED_ON_GPU = 1 / 16, 2**21, 2**25
 """Up to this fraction of all columns, and this many numbers, gathering vectors is cheaper than a matrix product."""
 MAX_FRACTION = 1 / 64
 """Up to this fraction of nonzero entries of a gradient gathering vectors is cheaper than a matrix product."""
@@ -175,7 +175,8 @@ class ClassPairs(NamedTuple):
     def is_sparse(self, dim: int) -> bool:
         """Whether there are so few positives that `add_products` of vectors [dim] is cheap."""
         few = self.columns.shape[1] <= SPARSE_FRACTION * self.num_references
-        return few and self.columns.numel() * dim <= MAX_GATHERED
+        most = MAX_GATHERED if self.columns.device.type == "cpu" else MAX_GATHERED_ON_GPU
+        return few and self.columns.numel() * dim <= most
 
     def add_products(
         self, grad_positives: Tensor | None, anchors: Tensor, references: Tensor, totals: tuple[Tensor, Tensor]
@@ -267,13 +268,13 @@ def add_sparse_products(
         return
     weights = gradient[rows, columns]
     if totals[0] is not None:
-        totals[0].add_(_weighted_sums(rows, references, columns, weights, len(gradient)))
+        totals[0].add_(weighted_sums(rows, references, columns, weights, len(gradient)))
     if totals[1] is not None:
         columns, order = columns.sort(stable=True)
-        totals[1].add_(_weighted_sums(columns, anchors, rows[order], weights[order], gradient.shape[1]))
+        totals[1].add_(weighted_sums(columns, anchors, rows[order], weights[order], gradient.shape[1]))
 
 
-def _weighted_sums(groups: Tensor, vectors: Tensor, selected: Tensor, weights: Tensor, num_groups: int) -> Tensor:
+def weighted_sums(groups: Tensor, vectors: Tensor, selected: Tensor, weights: Tensor, num_groups: int) -> Tensor:
     """The weighted sum of the selected vectors of each group, [num_groups, d]; groups ascend."""
-    first = torch.searchsorted(groups, torch.arange(num_groups))
+    first = torch.searchsorted(groups, torch.arange(num_groups, device=groups.device))
     return F.embedding_bag(selected, vectors, first, mode="sum", per_sample_weights=weights)

@@ -1,5 +1,8 @@
 """Dense matrices, and the contextual loss by them: for neighborhoods of any size, for all variants, and for GPUs.
 
+A GPU multiplies only the nonzero entries of a first factor that has few, such as one with a one for each neighbor. The
+host waits for their number.
+
 On several processes, which all hold the n references, each process holds n / p rows of every matrix [n, n]. A product
 needs all rows of its second factor: they come in parts of limited size, ones and zeros as bytes.
 """
@@ -16,8 +19,12 @@ from typing_extensions import Self
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, are_neighbors, contextual_similarity, with_gradient
+from vicinal.similarity.rows import weighted_sums
 from vicinal.utils import distributed
 
+MAX_FRACTION, WITH_FEW_ENTRIES = 1 / 64, ("cuda",)
+"""The fraction of nonzero entries up to which the vectors at them are summed, and the devices on which that is faster
+than the product of the whole matrix. On a CPU matrices of this kind are sparse ones."""
 MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 
@@ -95,10 +102,23 @@ class DenseMatrix:
 
     def _times(self, other: Self, total: Tensor | None = None) -> Tensor:
         """The values of a product, added in place to those of `total` if that is given."""
-        return self.values @ other.values if total is None else total.addmm_(self.values, other.values)
+        if not _has_few_entries(self.values):
+            return self.values @ other.values if total is None else total.addmm_(self.values, other.values)
+        rows, columns = self.values.nonzero(as_tuple=True)
+        weights = self.values[rows, columns]
+        product = weighted_sums(rows, other.values.contiguous(), columns, weights, len(self.values))
+        return product if total is None else total.add_(product)
 
     def _with(self, values: Tensor) -> Self:
         return type(self)(values)
+
+
+def _has_few_entries(values: Tensor) -> bool:
+    return (
+        values.device.type in WITH_FEW_ENTRIES
+        and not torch.compiler.is_compiling()
+        and int(values.count_nonzero()) <= MAX_FRACTION * values.numel()
+    )
 
 
 D = TypeVar("D", bound=DenseMatrix)
