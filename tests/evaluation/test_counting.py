@@ -26,7 +26,8 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, 0.5 + 2
 def setting(scores: np.ndarray, positives: np.ndarray) -> tuple[Positives, Relevance]:
     """The same positives for all queries."""
     queries = len(scores)
-    keys = np.sort(ranking_keys(scores[:, positives], np.broadcast_to(positives, (queries, len(positives)))), axis=1)
+    rows = torch.from_numpy(positives).expand(queries, -1)
+    keys = np.sort(ranking_keys(torch.from_numpy(scores[:, positives]), rows).numpy(), axis=1)
     labels = np.zeros(scores.shape[1], dtype=np.int64)
     labels[positives] = 1
     first, counts = np.arange(queries + 1) * len(positives), np.full(queries, len(positives))
@@ -121,7 +122,7 @@ KEY_SCORES = [0.0, -0.0, 1.0, -1.0, 0.5, 0.25, -0.25, 1e-30, -1e-30, 1e-45, -1e-
 def test_keys_ascend_in_the_ranking_and_hold_scores() -> None:
     scores = np.repeat(np.array(KEY_SCORES, dtype=np.float32), 3)
     rows = np.tile([0, 7, 2**31 - 1], len(KEY_SCORES))
-    keys = ranking_keys(scores, rows)
+    keys = ranking_keys(torch.from_numpy(scores), torch.from_numpy(rows)).numpy()
     np.testing.assert_array_equal(np.argsort(keys, kind="stable"), np.lexsort((rows, -scores)))
     np.testing.assert_array_equal(key_scores(keys), scores)
     np.testing.assert_array_equal(keys & 0xFFFFFFFF, rows)

@@ -480,6 +480,7 @@ def test_products_of_few_entries(fraction: float, monkeypatch: pytest.MonkeyPatc
     """As on a GPU: matrices with few nonzero entries, or all, are multiplied entry by entry."""
     monkeypatch.setattr(dense, "WITH_FEW_ENTRIES", ("cpu",))
     monkeypatch.setattr(dense, "MAX_FRACTION", fraction)
+    monkeypatch.setattr(dense, "MIN_ROWS", 0)
     for sample in (*SAMPLES.values(), clusters(30, 4, 32, 0.3)):
         assert_near(ours(sample), by_hand(sample))
 

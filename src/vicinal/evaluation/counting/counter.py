@@ -93,7 +93,8 @@ class DeviceCounter:
 
     def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:
         queries = len(positives.counts)
-        self._keys = torch.from_numpy(ranking_keys(positives.scores, positives.rows.astype(np.int64))).to(device)
+        scores, rows = (torch.from_numpy(each).to(device) for each in (positives.scores, positives.rows))
+        self._keys = ranking_keys(scores, rows)
         self._first = torch.from_numpy(positives.first[:-1]).to(device)
         self._counts = torch.from_numpy(positives.counts).to(device)
         self._max_count = int(positives.counts.max(initial=0))
@@ -140,7 +141,7 @@ class DeviceCounter:
         rows = torch.arange(first_row, first_row + scores.shape[1], device=scores.device)
         is_counted = self._gallery_labels[rows] != self._query_labels[queries][:, None]
         query, column = (is_counted & (self._counts[queries] > 0)[:, None]).nonzero(as_tuple=True)
-        keys = _keys(scores[query, column], rows[column])
+        keys = ranking_keys(scores[query, column], rows[column])
         query = queries[query]
         slots = self._first_slot_after(keys, query)
         self._num_before.index_add_(0, slots + query, torch.ones_like(slots, dtype=torch.int32))
@@ -173,10 +174,3 @@ def _kernel_agrees(device: torch.device) -> bool:
     counted = [0, 1, 3]  # the others are of scores behind all positives, and are not used
     is_same = (by_kernel.num_before == by_search.num_before)[counted].all()
     return bool(is_same and (by_kernel.is_tied == by_search.is_tied).all())
-
-
-def _keys(scores: Tensor, rows: Tensor) -> Tensor:
-    """The same as :func:`~vicinal.evaluation.counting.positives.ranking_keys`."""
-    bits = (0 - scores).view(torch.int32).long()
-    bits = bits ^ ((bits >> 63) & 0x7FFFFFFF)
-    return (bits << 32) | rows

@@ -118,10 +118,15 @@ def ranked_positives(
     return Positives(scores, rows, first, counts)
 
 
-def ranking_keys(scores: Floats, rows: Integers) -> Integers:
-    """Encode score and gallery row in one integer that ascends in a ranking: higher scores first, then lower rows."""
-    bits = (0 - scores).view(np.int32).astype(np.int64)  # never -0.0, whose bits would not compare equal to 0.0
-    bits ^= (bits >> 63) & 0x7FFFFFFF  # integers in the order of the floats whose bits they are
+def ranking_keys(scores: Tensor, rows: Tensor) -> Tensor:
+    """Encode float32 score and gallery row in an int64 that ascends in a ranking: higher scores first, then lower rows.
+
+    Example:
+        >>> ranking_keys(torch.tensor([0.5, 0.75, 0.5]), torch.tensor([1, 2, 0])).argsort().tolist()
+        [1, 2, 0]
+    """
+    bits = (0 - scores).view(torch.int32).long()  # never -0.0, whose bits would not compare equal to 0.0
+    bits = bits ^ ((bits >> 63) & 0x7FFFFFFF)  # integers in the order of the floats whose bits they are
     return (bits << 32) | rows
 
 
@@ -184,23 +189,21 @@ def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores
     """
     known = np.flatnonzero(lengths)
     known = known[np.argsort(begin[known], kind="stable")]
-    pending: list[Integers] = []
-    num_queries = num_rows = 0
-    for same in np.split(known, np.flatnonzero(np.diff(begin[known])) + 1) if len(known) else []:
-        width = int(lengths[same[0]])
+    bounds = [0, *(np.flatnonzero(np.diff(begin[known])) + 1).tolist(), len(known)] if len(known) else [0]
+    widths = lengths[known[bounds[:-1]]].tolist()
+    pending = num_queries = num_rows = 0  # where the queries begin that are not in a group yet, and how many they are
+    for (first, end), width in zip(pairwise(bounds), widths, strict=True):
         max_queries = max(1, min(BLOCK_ROWS, max_pairs // width))
-        is_large = len(same) > min(max_queries, max(TILE_ROWS, max_scores // width))
-        num_queries, num_rows = num_queries + len(same), num_rows + width
+        is_large = end - first > min(max_queries, max(TILE_ROWS, max_scores // width))
+        num_queries, num_rows = num_queries + end - first, num_rows + width
         is_full = num_queries > BLOCK_ROWS or num_queries * num_rows > max_scores
         if is_large or (is_full and num_queries > TILE_ROWS):
-            yield from [np.concatenate(pending)] if pending else []
-            pending, num_queries, num_rows = [], len(same), width
+            yield from [known[pending:first]] if pending < first else []
+            pending, num_queries, num_rows = first, end - first, width
         if is_large:
-            yield from np.split(same, range(max_queries, len(same), max_queries))
-            num_queries = num_rows = 0
-        else:
-            pending.append(same)
-    yield from [np.concatenate(pending)] if pending else []
+            yield from (known[left : min(left + max_queries, end)] for left in range(first, end, max_queries))
+            pending, num_queries, num_rows = end, 0, 0
+    yield from [known[pending:]] if pending < len(known) else []
 
 
 def _ranges(starts: Integers, lengths: Integers) -> Integers:
@@ -247,9 +250,12 @@ def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
 
 
 def _sort_each(keys: Integers, starts: Integers) -> None:
-    """Sort the keys of each query in place; those of a query begin where `starts` says."""
-    for first, end in pairwise(starts.tolist()):
-        keys[first:end].sort()
+    """Sort the keys of each query in place, those of equal number together; those of a query begin at its start."""
+    numbers = np.diff(starts)
+    order = np.argsort(numbers, kind="stable")
+    for some in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        places = starts[some, None] + np.arange(numbers[some[0]] if len(some) else 0)
+        keys[places] = np.sort(keys[places], axis=1)
 
 
 TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have about as much to do

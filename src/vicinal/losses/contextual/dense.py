@@ -1,7 +1,7 @@
 """Dense matrices, and the contextual loss by them: for neighborhoods of any size, for all variants, and for GPUs.
 
-A GPU multiplies only the nonzero entries of a first factor that has few, such as one with a one for each neighbor. The
-host waits for their number.
+In large batches a GPU multiplies only the nonzero entries of a first factor that has few, such as one with a one for
+each neighbor. The host waits for their number.
 
 On several processes, which all hold the n references, each process holds n / p rows of every matrix [n, n]. A product
 needs all rows of its second factor: they come in parts of limited size, ones and zeros as bytes.
@@ -22,9 +22,9 @@ from vicinal.losses.contextual.variants import Variant, are_neighbors, contextua
 from vicinal.similarity.rows import weighted_sums
 from vicinal.utils import distributed
 
-MAX_FRACTION, WITH_FEW_ENTRIES = 1 / 64, ("cuda",)
-"""The fraction of nonzero entries up to which the vectors at them are summed, and the devices on which that is faster
-than the product of the whole matrix. On a CPU matrices of this kind are sparse ones."""
+MAX_FRACTION, MIN_ROWS, WITH_FEW_ENTRIES = 1 / 64, 5000, ("cuda",)
+"""The fraction of nonzero entries up to which the rows at them are summed, the number of rows from which on, and the
+devices on which, that is faster than the product of the whole matrix. On a CPU matrices of this kind are sparse ones."""
 MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 
@@ -116,6 +116,7 @@ class DenseMatrix:
 def _has_few_entries(values: Tensor) -> bool:
     return (
         values.device.type in WITH_FEW_ENTRIES
+        and len(values) >= MIN_ROWS
         and not torch.compiler.is_compiling()
         and int(values.count_nonzero()) <= MAX_FRACTION * values.numel()
     )
