@@ -39,7 +39,6 @@ from vicinal.workflows.upgrade_comparison import GenerationComparison, compare_g
 from vicinal.workflows.upgrade_images import MAX_LAST, UpgradedImages, check_reader_before
 
 if TYPE_CHECKING:
-    from vicinal.models import Embedder
     from vicinal.models.refiner import ContextRefiner
     from vicinal.workflows.embedded_table import EmbeddedTable
 
@@ -110,7 +109,7 @@ def upgrade_index(
             **own,
             "local_features": work.learn_local_features(),
         }
-        work.fill_local_features(settings["local_features"])
+        images.fill_local_features(settings["local_features"])
         generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids, refiner)
         old, new = (partial(_search, engine, ids) for engine in (index.state.current().engine, generation.engine))
         report(compare_generations(index, ids, old, new))
@@ -161,7 +160,7 @@ def roll_back(
     with _work(images, part_size, covered=len(generation.engine)) as work:
         work.catch_up()
         if reader is not None:
-            work.fill_local_features(generation.settings.get("local_features"))
+            images.fill_local_features(generation.settings.get("local_features"))
         _switch(index, generation, work, refiner)
 
 
@@ -184,10 +183,6 @@ def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, r
         raise InputError(
             f"{folder} holds refined embeddings, and its refiner is for its model; give one for the new model with "
             "--refiner (`vicinal refine` trains it), or build the index again"
-        )
-    if is_engine_url(folder) and index.local_settings is not None:
-        raise InputError(
-            f"{folder} stores local features of its model in a database; build the index again with --local"
         )
     if refiner is not None:
         if is_engine_url(folder):
@@ -237,7 +232,7 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
         delete_unused(state.database, work.folder.parent, before["files"])
     log(f"{work.folder.parent} holds embeddings of {generation.settings['model_fingerprint']} now")
     if work.images.reader.model is not None:
-        work.fill_local_features(generation.settings.get("local_features"))  # of the last images
+        work.images.fill_local_features(generation.settings.get("local_features"))  # of the last images
 
 
 # embedding
@@ -322,38 +317,12 @@ class _Work:
             self._done = np.union1d(self._done, found)
 
     def learn_local_features(self) -> dict[str, Any] | None:
-        """How local features are computed by the new model, if the index stores some: once, as an interrupted call did.
-
-        Raises:
-            InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
-        """
-        stored, file = self.index.local_settings, self._round(0).parent / "local_features.json"
-        if stored is None:
-            return None
-        if self.images.reader.model is None:
-            raise InputError(f"{self.images.place} stores local features, which a model computes; give it with --model")
-        if not file.exists():
-            from vicinal.retrieval.reranking.local_features import some_images
-            from vicinal.workflows.local_features import learn_encoder
-            from vicinal.workflows.settings import LocalSettings
-
-            options = LocalSettings(stored["size"], stored["layer"], stored["dim"] if stored["whitening"] else 0)
-            place = str(self.folder.parent)
-            encoder = learn_encoder(self.images.reader.loaded_model, some_images(self.index), options, place)
-            own = {"weight": stored["weight"], "encoder": secrets.token_hex(8)}
-            write_bytes(file, json.dumps({**encoder.to_settings(), **own}).encode())
-        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        """As :meth:`UpgradedImages.learn_local_features`, once: an interrupted call did it already."""
+        file = self._round(0).parent / "local_features.json"
+        if self.index.local_settings is not None and not file.exists():
+            write_bytes(file, json.dumps(self.images.learn_local_features(secrets.token_hex(8))).encode())
+        settings: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         return settings
-
-    def fill_local_features(self, settings: Mapping[str, Any] | None) -> None:
-        """Store the local features by these settings that are missing; None: there are none."""
-        if settings is None:
-            return
-        from vicinal.retrieval.reranking.local_features import LocalEncoder
-        from vicinal.workflows.local_features import fill_local_features
-
-        encoder = LocalEncoder.from_settings(cast("Embedder", self.images.reader.loaded_model), settings)
-        fill_local_features(self.index, encoder, settings, self.images.left_out.tolist())
 
     def _parts(self) -> Iterator[tuple[Integers, Floats]]:
         ids, rows = self._stored

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,9 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.embedding_reader import EmbeddingReader
+
+if TYPE_CHECKING:
+    from vicinal.models import Embedder
 
 MAX_LAST = 32  # images that are embedded while nobody else writes
 MAX_NAMED = 5
@@ -113,6 +116,35 @@ class UpgradedImages:
         found = embedded.table.frame["id"].to_numpy(np.int64)
         self.left_out = np.union1d(self.left_out, np.setdiff1d(ids, found))
         return found, embedded.vectors
+
+    def learn_local_features(self, encoder: str) -> dict[str, Any] | None:
+        """How local features are computed by the new model, under the name of an encoder, if the index stores some.
+
+        Raises:
+            InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
+        """
+        stored = self.index.local_settings
+        if stored is None:
+            return None
+        if self.reader.model is None:
+            raise InputError(f"{self.place} stores local features, which a model computes; give it with --model")
+        from vicinal.retrieval.reranking.local_features import some_images
+        from vicinal.workflows.local_features import learn_encoder
+        from vicinal.workflows.settings import LocalSettings
+
+        options = LocalSettings(stored["size"], stored["layer"], stored["dim"] if stored["whitening"] else 0)
+        learned = learn_encoder(self.reader.loaded_model, some_images(self.index), options, self.place)
+        return {**learned.to_settings(), "weight": stored["weight"], "encoder": encoder}
+
+    def fill_local_features(self, settings: Mapping[str, Any] | None) -> None:
+        """Store the local features by these settings that are missing; None: there are none."""
+        if settings is None:
+            return
+        from vicinal.retrieval.reranking.local_features import LocalEncoder
+        from vicinal.workflows.local_features import fill_local_features
+
+        encoder = LocalEncoder.from_settings(cast("Embedder", self.reader.loaded_model), settings)
+        fill_local_features(self.index, encoder, settings, self.left_out.tolist())
 
     def refuse(self, ids: Integers, problem: str) -> None:
         """Raise InputError for images that cannot be embedded, or leave them out."""

@@ -33,22 +33,21 @@ def upgrade_remote(
     Args:
         index: the index.
         images: its images, and how they become embeddings.
-        own: the facts of the new vectors, but for `generation` and `dim`.
+        own: the facts of the new vectors, but for `generation`, `dim` and `local_features`.
         report: is called with the comparison.
     """
     dim = _first_dim(index, images)
-    own = {
-        **own,
-        "generation": generation_name(own["model_fingerprint"], images.reader.used_precision, dim),
-        "dim": dim,
-    }
+    name = generation_name(own["model_fingerprint"], images.reader.used_precision, dim)
+    own = {**own, "generation": name, "dim": dim, "local_features": images.learn_local_features(name)}
     with _filling(index, images, own) as filling:
         filling.generation.begin()
         filling.catch_up()
         filling.generation.finish()
         filling.catch_up()
+        images.fill_local_features(own["local_features"])
         report(compare_generations(index, filling.ids(), partial(_search, index), filling.generation.search))
         filling.switch()
+    images.fill_local_features(own["local_features"])  # of the last images
 
 
 def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None]) -> None:
@@ -60,6 +59,8 @@ def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]
         added = filling.missing()
         images.reader = check_reader_before(index, index.url, added, index.previous, reader_for) or images.reader
         filling.catch_up()
+        if images.reader.model is not None:
+            images.fill_local_features(index.previous.get("local_features"))
         filling.switch()
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from tests.retrieval.remote.servers import Server
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import RemoteIndex
+from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
 from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
+from vicinal.retrieval.reranking.local_features import encode_items
 from vicinal.utils.errors import InputError
 from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
+from vicinal.workflows.local_features import stored_encoder
 from vicinal.workflows.upgrade_images import UpgradedImages
 
 
@@ -239,6 +243,46 @@ def test_vectors_of_the_old_model_are_never_written_among_the_new_ones(
     postgres.check(postgres.new, 24)
     opened.close()
     waiting.close()
+
+
+def codes_of(shop: Shop, reader: EmbeddingReader) -> dict[int, bytes]:
+    """The stored local features of all images, which must be those of a reader's model."""
+    with RemoteIndex.connect(shop.url) as index:
+        encoder, ids = stored_encoder(index, reader.loaded_model), index.ids()
+        assert encoder is not None
+        found, wanted = index.local_codes(ids), encode_items(index, ids, encoder)
+    assert sorted(found) == ids.tolist()
+    for number in found:
+        difference = np.frombuffer(found[number], np.uint8).astype(int) - wanted[number].ravel()
+        assert np.abs(difference).max() <= 1  # batches differ
+    return found
+
+
+def test_local_features_are_of_their_model(postgres: Shop) -> None:
+    shop = postgres
+    assert main(["index", "build", shop.url, str(shop.photos), "--model", str(shop.old.model), "--overwrite",
+                 "--local", "3", "--local.size", "64", "--local.dim", "8"]) == 0  # fmt: skip
+    before = codes_of(shop, shop.old)
+
+    def during(comparison: GenerationComparison) -> None:
+        assert codes_of(shop, shop.old) == before  # the old ones are searched
+        shop.add(shop.old, "during")
+
+    upgrade_index(shop.url, shop.new, {"model": str(shop.new.model)}, report=during)
+    after = codes_of(shop, shop.new)
+    assert len(after) == 25
+    assert all(after[number] != before[number] for number in before)
+    shop.add(shop.new, "after")
+    roll_back(shop.url, lambda made_with: shop.old)
+    found = codes_of(shop, shop.old)
+    assert {number: found[number] for number in before} == before
+    assert len(found) == 26
+    upgrade_index(shop.url, shop.new)
+    upgrade_index(shop.url, shop.old)  # the generation before is forgotten, with its local features
+    assert len(codes_of(shop, shop.old)) == 26
+    place = EngineURL.parse(shop.url)
+    with closing(PostgresEngine(place, 10)) as engine, engine._connections.take() as connection:
+        assert len(engine._codes_columns(connection, place.table)) == 2
 
 
 def test_only_one_process_upgrades(postgres: Shop) -> None:

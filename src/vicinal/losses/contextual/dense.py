@@ -23,8 +23,8 @@ from vicinal.similarity.rows import weighted_sums
 from vicinal.utils import distributed
 
 MAX_FRACTION, MIN_ROWS, WITH_FEW_ENTRIES = 1 / 64, 5000, ("cuda",)
-"""The fraction of nonzero entries up to which the rows at them are summed, the number of rows from which on, and the
-devices on which, that is faster than the product of the whole matrix. On a CPU matrices of this kind are sparse ones."""
+"""Fraction of nonzero entries, number of rows and devices with which summing the rows at the entries is faster than the
+product of the whole matrix. On a CPU such matrices are sparse ones."""
 MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 

@@ -452,7 +452,7 @@ class ImageIndex(ABC):
         Args:
             ids: int64 [n].
             codes: n, theirs.
-            settings: by which they were computed; None: those of the index, and a database has no others.
+            settings: by which they were computed; None: those of the index.
         """
 
     @abstractmethod
@@ -460,7 +460,7 @@ class ImageIndex(ABC):
         """Return the ids of the images whose local features are not stored, int64 [n], ascending.
 
         Args:
-            settings: by which they would be computed; None: those of the index, and a database has no others.
+            settings: by which they would be computed; None: those of the index.
         """
 
     @property

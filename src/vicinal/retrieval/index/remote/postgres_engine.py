@@ -40,10 +40,12 @@ from psycopg import sql  # noqa: E402
 
 from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
     CODES,
+    ENCODER,
     GENERATION,
     TYPES,
     VECTOR,
     PostgresWriter,
+    codes_column,
     column_name,
     index_query,
     num_candidates,
@@ -354,12 +356,14 @@ class PostgresEngine(RemoteEngine):
             self.change_facts(table, facts)
 
     def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
-        kept = {vector_column(each) for each in keep}
         with self._connections.take() as connection:
-            for column in self._vector_columns(connection, table):
-                if column not in kept:
-                    drop = sql.SQL("ALTER TABLE {} DROP COLUMN {}")
-                    connection.execute(drop.format(self._table(table), sql.Identifier(column)))
+            found = self._vector_columns(connection, table)
+            self._drop_columns(connection, table, set(found) - set(map(vector_column, keep)))
+
+    def _drop_columns(self, connection: Any, table: str, columns: Collection[str]) -> None:
+        for column in columns:
+            drop = sql.SQL("ALTER TABLE {} DROP COLUMN {}")
+            connection.execute(drop.format(self._table(table), sql.Identifier(column)))
 
     @property
     def _vectors(self) -> str:
@@ -368,11 +372,19 @@ class PostgresEngine(RemoteEngine):
 
     def _vector_columns(self, connection: Any, table: str) -> list[str]:
         """The columns with the vectors of all generations."""
+        return self._columns(connection, table, VECTOR, GENERATION)
+
+    def _codes_columns(self, connection: Any, table: str) -> list[str]:
+        """The columns with the local features of all encoders."""
+        return self._columns(connection, table, CODES, ENCODER)
+
+    def _columns(self, connection: Any, table: str, name: str, prefix: str) -> list[str]:
+        """The columns of a name, or of one that begins with a prefix."""
         query = sql.SQL(
             "SELECT attname FROM pg_attribute WHERE attrelid = {}::regclass AND NOT attisdropped AND attnum > 0 "
             "AND (attname = {} OR starts_with(attname::text, {}))"
-        ).format(*map(sql.Literal, (self._table(table).as_string(connection), VECTOR, GENERATION)))
-        return [name for (name,) in connection.execute(query).fetchall()]
+        ).format(*map(sql.Literal, (self._table(table).as_string(connection), name, prefix)))
+        return [each for (each,) in connection.execute(query).fetchall()]
 
     def _check_generation(self, connection: Any, table: str) -> None:
         """Raise StaleGenerationError if the index has another generation than this engine writes."""
@@ -410,8 +422,8 @@ class PostgresEngine(RemoteEngine):
             with connection.cursor().copy(sql.SQL("COPY vicinal_rows ({}) FROM STDIN").format(listed)) as copy:
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
-            if self._has_codes(connection, table):
-                connection.execute(_without_changed_codes(self._table(table), own))
+            for codes in self._codes_columns(connection, table):
+                connection.execute(_without_changed_codes(self._table(table), sql.Identifier(codes), own))
             kept = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
             for name in set(self._vector_columns(connection, table)) - {self._vectors}:
                 values.append(kept.format(sql.Identifier(name), own))
@@ -489,30 +501,35 @@ class PostgresEngine(RemoteEngine):
 
     # local features
 
-    def create_codes(self, table: str) -> None:
-        codes = sql.Identifier(CODES)
+    def create_codes(self, table: str, encoder: str | None) -> None:
+        codes = sql.Identifier(codes_column(encoder))
         with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             for change in ("ALTER TABLE {} DROP COLUMN IF EXISTS {}", "ALTER TABLE {} ADD COLUMN {} bytea"):
                 connection.execute(sql.SQL(change).format(self._table(table), codes))
 
-    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+    def write_codes(self, table: str, encoder: str | None, ids: Integers, codes: Sequence[bytes]) -> None:
         query = sql.SQL(
             "UPDATE {} AS items SET {} = given.codes FROM unnest(%s::bigint[], %s::bytea[]) AS given(id, codes) "
             "WHERE items.id = given.id"
-        ).format(self._table(table), sql.Identifier(CODES))
+        ).format(self._table(table), sql.Identifier(codes_column(encoder)))
         with self._connections.take() as connection:
             connection.execute(query, [ids.tolist(), list(codes)])
 
-    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+    def codes(self, table: str, encoder: str | None, ids: Integers) -> dict[int, bytes]:
         query = sql.SQL("SELECT id, {0} FROM {1} WHERE id = ANY(%s) AND {0} IS NOT NULL").format(
-            sql.Identifier(CODES), self._table(table)
+            sql.Identifier(codes_column(encoder)), self._table(table)
         )
         with self._connections.take() as connection:
             return {int(number): bytes(each) for number, each in connection.execute(query, [ids.tolist()]).fetchall()}
 
-    def without_codes(self) -> SQLFilter:
-        return SQLFilter(f"{CODES} IS NULL")
+    def drop_codes(self, table: str, keep: Collection[str | None]) -> None:
+        with self._connections.take() as connection:
+            found = self._codes_columns(connection, table)
+            self._drop_columns(connection, table, set(found) - set(map(codes_column, keep)))
+
+    def without_codes(self, encoder: str | None) -> SQLFilter:
+        return SQLFilter(f'"{codes_column(encoder)}" IS NULL')
 
     # filters
 
@@ -568,12 +585,6 @@ class PostgresEngine(RemoteEngine):
         )
         return bool(connection.execute(query).fetchone()[0])
 
-    def _has_codes(self, connection: Any, table: str) -> bool:
-        query = sql.SQL(
-            "SELECT count(*) FROM pg_attribute WHERE attrelid = {}::regclass AND attname = {} AND NOT attisdropped"
-        ).format(sql.Literal(self._table(table).as_string(connection)), sql.Literal(CODES))
-        return bool(connection.execute(query).fetchone()[0])
-
     def _is_indexed(self, connection: Any, table: str) -> bool:
         query = sql.SQL(
             "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam "
@@ -582,11 +593,11 @@ class PostgresEngine(RemoteEngine):
         return bool(connection.execute(query).fetchone()[0])
 
 
-def _without_changed_codes(table: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
+def _without_changed_codes(table: sql.Identifier, codes: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
     """Delete the local features of the rows that get another vector, since they have another image then."""
     return sql.SQL(
         "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
-    ).format(table, sql.Identifier(CODES), vectors)
+    ).format(table, codes, vectors)
 
 
 def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:

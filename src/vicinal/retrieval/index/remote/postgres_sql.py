@@ -14,6 +14,7 @@ from vicinal.retrieval.index.kinds import DEFAULT_RESCORE, HNSW_BUILD, HNSW_LINK
 TYPES = {"integer": "bigint", "floating": "double precision", "boolean": "boolean", "string": "text"}
 VECTOR, CODES = "embedding", "vicinal_local_features"
 GENERATION = "x_vectors_"  # followed by the name of a generation: the column of its vectors, after an upgrade
+ENCODER = "x_codes_"  # followed by the name of an encoder: the column of its local features, after an upgrade
 OWN = (VECTOR, CODES)  # columns of Vicinal; `id` of a table of images has another name already
 MAX_BYTES = 63  # of a name; PostgreSQL cuts longer ones
 
@@ -77,6 +78,11 @@ def _quoted(name: str) -> str:
 def vector_column(generation: str | None) -> str:
     """The name of the column with the vectors of a generation; None: those that an index was built with."""
     return VECTOR if generation is None else GENERATION + generation
+
+
+def codes_column(encoder: str | None) -> str:
+    """The column of the local features of an encoder."""
+    return CODES if encoder is None else ENCODER + encoder
 
 
 MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves

@@ -216,23 +216,27 @@ class RemoteEngine(ABC):
 
     # local features, which not every database stores
 
-    def create_codes(self, table: str) -> None:
-        """Make room for codes of local features; those of before are deleted.
+    def create_codes(self, table: str, encoder: str | None) -> None:
+        """Make room for codes of local features by an encoder; those of before are deleted.
 
         Raises:
             InputError: the database stores none.
         """
         raise InputError(NO_CODES)
 
-    def write_codes(self, table: str, ids: Integers, codes: Sequence[bytes]) -> None:
+    def write_codes(self, table: str, encoder: str | None, ids: Integers, codes: Sequence[bytes]) -> None:
         """Keep codes of the given ids that exist."""
         raise NotImplementedError
 
-    def codes(self, table: str, ids: Integers) -> dict[int, bytes]:
+    def codes(self, table: str, encoder: str | None, ids: Integers) -> dict[int, bytes]:
         """The codes of the given ids that have some."""
         raise NotImplementedError
 
-    def without_codes(self) -> Any:
+    def drop_codes(self, table: str, keep: Collection[str | None]) -> None:
+        """Drop the codes of all encoders but these."""
+        raise NotImplementedError
+
+    def without_codes(self, encoder: str | None) -> Any:
         """The filter of images without codes."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, batch_row
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 
-OWN = ("generation", "dim", "model_fingerprint", "made_with", "calibration")
+OWN = ("generation", "dim", "model_fingerprint", "made_with", "calibration", "local_features")
 """The facts that every generation has of its own."""
 
 
@@ -51,13 +51,18 @@ class RemoteGeneration:
 
     def begin(self) -> None:
         """Make room for the vectors, unless an interrupted call did; those of a call with another model are dropped."""
-        previous = self._present.get("previous") or {}
-        self._drop_others(self._present.get("generation"), previous.get("generation"))
+        self._drop_others(self._present, self._present.get("previous") or {})
         facts = {**self._present, **self.facts, "previous": None}
         self._call(self._engine.begin, self._present.get("generation"), facts)
+        if (local := self.facts["local_features"]) is not None:
+            self._call(self._engine.create_codes, local["encoder"])
 
-    def _drop_others(self, *keep: str | None) -> None:
-        self._call(self._engine.drop_generations, {self.facts["generation"], *keep})
+    def _drop_others(self, *keep: Mapping[str, Any]) -> None:
+        """Drop the vectors and local features of all generations but this one and those of some facts."""
+        kept = [self.facts, *keep]
+        self._call(self._engine.drop_generations, {each.get("generation") for each in kept})
+        if local := [each["local_features"] for each in kept if each.get("local_features")]:
+            self._call(self._engine.drop_codes, {each.get("encoder") for each in local})
 
     def missing(self) -> Iterator[tuple[Integers, list[str]]]:
         """Yield the ids of images without a vector, and what identifies their present vectors, a block at a time."""
@@ -102,7 +107,7 @@ class RemoteGeneration:
         """
         previous = {name: self._present.get(name) for name in OWN}
         self._call(self._engine.switch, {**self.facts, "previous": previous}, finish)
-        self._drop_others(self._present.get("generation"))
+        self._drop_others(self._present)
 
     @property
     def _place(self) -> str:

@@ -182,20 +182,22 @@ class RemoteIndex(ImageIndex):
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         if self.local_settings is None or not len(ids):
             return {}
-        found: dict[int, bytes] = self._table.call(self._engine.codes, ids)
+        found: dict[int, bytes] = self._table.call(self._engine.codes, self.local_settings.get("encoder"), ids)
         return found
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
-        self._table.call(self._engine.create_codes)
+        self._table.call(self._engine.create_codes, settings.get("encoder"))
         self._change_settings(local_features=dict(settings))
 
     def add_local_codes(self, ids: Integers, codes: Sequence[bytes], settings: Mapping[str, Any] | None = None) -> None:
-        assert settings is None
-        self._table.call(self._engine.write_codes, ids, codes)
+        settings = settings or self.local_settings or {}
+        self._table.call(self._engine.write_codes, settings.get("encoder"), ids, codes)
 
     def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
-        assert settings is None
-        return self._ids_of(None if self.local_settings is None else Selection(self._engine.without_codes()))
+        settings = settings or self.local_settings
+        return self._ids_of(
+            None if settings is None else Selection(self._engine.without_codes(settings.get("encoder")))
+        )
 
     def vectors_of(self, ids: Integers) -> Floats:
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
