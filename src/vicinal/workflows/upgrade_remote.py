@@ -81,7 +81,7 @@ def _search(index: RemoteIndex, ids: Integers, k: int) -> Integers:
 
 @contextmanager
 def _filling(index: RemoteIndex, images: UpgradedImages, own: Mapping[str, Any]) -> Iterator[_Filling]:
-    with index.generation(own) as generation, generation.upgrading():
+    with index.generation(own) as generation, generation.only_one():
         yield _Filling(index, images, generation)
 
 

@@ -26,6 +26,7 @@ from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
 from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
+from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.retrieval.reranking.local_features import encode_items
 from vicinal.utils.errors import InputError
 from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
@@ -287,11 +288,28 @@ def test_local_features_are_of_their_model(postgres: Shop) -> None:
 
 def test_only_one_process_upgrades(postgres: Shop) -> None:
     def second(comparison: GenerationComparison) -> None:
-        with pytest.raises(InputError, match="another process upgrades the index"):
+        with pytest.raises(InputError, match="another process builds or upgrades the index"):
             upgrade_index(postgres.url, postgres.new)
 
     upgrade_index(postgres.url, postgres.new, report=second)
     postgres.check(postgres.new, 24)
+
+
+def test_only_one_process_builds(servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, table = servers["postgresql"].url(unique_table()), Table(pd.DataFrame({"label": list("abc")}))
+    write = RemoteTable.write
+
+    def and_another(self: RemoteTable, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(RemoteTable, "write", write)
+        with pytest.raises(InputError, match="another process builds or upgrades the index"):
+            RemoteIndex.build(np.ones((3, 2)), table, url, "exact")
+        return self.write(*arguments, **options)
+
+    monkeypatch.setattr(RemoteTable, "write", and_another)
+    with RemoteIndex.build(np.eye(3), table, url, "exact") as index:
+        assert index.vectors().shape == (3, 3)
+    with pytest.raises(InputError, match="is an index already"):
+        RemoteIndex.build(np.ones((3, 2)), table, url, "exact")
 
 
 def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:

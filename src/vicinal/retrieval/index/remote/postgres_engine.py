@@ -307,15 +307,15 @@ class PostgresEngine(RemoteEngine):
                     connection.execute(change.format(self._table(table), column, target, column, target))
         return True
 
-    # generations: each is a column of the table
-
     @contextmanager
-    def upgrading(self, table: str) -> Iterator[object]:
+    def only_one(self, table: str) -> Iterator[object]:
         name = self._table(table).as_string(None)
         with closing(self.call(self._new_connection)) as connection:  # the lock ends with it
             if not connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()[0]:
-                raise InputError(f"{self.url}: another process upgrades the index; wait for it")
+                raise InputError(f"{self.url}: another process builds or upgrades the index; wait for it")
             yield None
+
+    # generations: each is a column of the table
 
     def _new_connection(self) -> Any:
         with _faults():

@@ -145,11 +145,15 @@ class RemoteEngine(ABC):
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """Make room for columns of these kinds; False if rows must be written again for that."""
 
-    # generations: vectors of different models for the same images
+    def only_one(self, table: str) -> AbstractContextManager[object]:
+        """A block in which no other process builds or upgrades the index, where the database has such locks.
 
-    def upgrading(self, table: str) -> AbstractContextManager[object]:
-        """A block in which no other process upgrades the index, where that is possible."""
+        Raises:
+            InputError: another process does.
+        """
         return nullcontext()
+
+    # generations: vectors of different models for the same images
 
     def place(self, table: str) -> str:
         """The name of what holds the vectors of this engine's generation."""

@@ -41,13 +41,13 @@ class RemoteGeneration:
     def __exit__(self, *_: object) -> None:
         self._engine.close()
 
-    def upgrading(self) -> AbstractContextManager[object]:
-        """A block in which no other process upgrades the index.
+    def only_one(self) -> AbstractContextManager[object]:
+        """A block in which no other process builds or upgrades the index.
 
         Raises:
             InputError: another process does.
         """
-        return self._engine.upgrading(self._table)
+        return self._engine.only_one(self._table)
 
     def begin(self) -> None:
         """Make room for the vectors, unless an interrupted call did; those of a call with another model are dropped."""

@@ -301,8 +301,8 @@ class RemoteIndex(ImageIndex):
             timeout: as for :meth:`connect`.
 
         Raises:
-            InputError: there is an index already, vectors and table have different lengths, a vector contains NaN or
-                infinity, or the database has no such kind.
+            InputError: there is an index already, or in PostgreSQL another process builds it; vectors and table have
+                different lengths, a vector contains NaN or infinity, or the database has no such kind.
             EngineUnavailableError: the connection is lost for too long.
         """
         unit = checked_vectors(vectors, table)
@@ -316,14 +316,15 @@ class RemoteIndex(ImageIndex):
             engine = connect(EngineURL.parse(url), timeout)
             stack.callback(engine.close)
             engine.check_build(chosen, unit.dim, rescore)
-            if engine.call(engine.read_facts, engine.url.table) is not None and not overwrite:
-                raise IndexExistsError(engine.url)
-            index, goes_on = cls._begun(engine, facts)
-            ids = index._table.write(unit, table, skip_equal=goes_on)
-            if goes_on:
-                index._table.delete_others(ids)
-            index._table.call(engine.finish, unit.dim, chosen)
-            engine.call(engine.replace, engine.url.table, index._table.name)
+            with engine.only_one(engine.url.table):
+                if engine.call(engine.read_facts, engine.url.table) is not None and not overwrite:
+                    raise IndexExistsError(engine.url)
+                index, goes_on = cls._begun(engine, facts)
+                ids = index._table.write(unit, table, skip_equal=goes_on)
+                if goes_on:
+                    index._table.delete_others(ids)
+                index._table.call(engine.finish, unit.dim, chosen)
+                engine.call(engine.replace, engine.url.table, index._table.name)
             index._table.name = engine.url.table
             stack.pop_all()
             return index
