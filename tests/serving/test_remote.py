@@ -260,9 +260,11 @@ def test_while_the_connection_is_cut_requests_are_told_to_come_again(
             assert "built again" in str(client.service.store._watcher.problem)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("database", ["postgresql", "milvus"])
 def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
     servers: dict[str, Server],  # noqa: F811
     tmp_path: Path,
+    database: str,
 ) -> None:
     models = {}
     for name, dim in (("old", 8), ("new", 12)):
@@ -270,7 +272,7 @@ def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
         model.save_pretrained(tmp_path / name)
         models[name] = Embedder.from_pretrained(tmp_path / name)
     readers = {name: EmbeddingReader(model=str(tmp_path / name), num_workers=0) for name in models}
-    url, table = servers["postgresql"].url(unique_table()), images(tmp_path)
+    url, table = servers[database].url(unique_table()), images(tmp_path)
     vectors, flags = readers["old"].embed_table(table).vectors, {"model": str(tmp_path / "old")}
     RemoteIndex.build(vectors, table, url, "exact", readers["old"].fingerprint, flags).close()
     may_load = threading.Event()

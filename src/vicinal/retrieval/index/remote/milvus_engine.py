@@ -31,6 +31,7 @@ from vicinal.retrieval.index.remote.remote_engine import (
     REQUEST_SECONDS,
     RemoteEngine,
     Rows,
+    StaleGenerationError,
     TransientFault,
 )
 from vicinal.retrieval.neighbors import Neighbors
@@ -79,6 +80,7 @@ class MilvusEngine(RemoteEngine):
         self._new_names: dict[str, str] = {}  # of collections that are about to replace others
         self._source: str | None = None  # the collection of the generation that is upgraded
         self._is_switched = False  # whether the generation of this engine is searched since :meth:`switch`
+        self._opened: dict[str | None, str] = {}  # the collections that generations were found in
         self._columns: dict[str, dict[str, Any]] = {}  # of collections, as they were read or written last
 
     def close(self) -> None:
@@ -215,9 +217,27 @@ class MilvusEngine(RemoteEngine):
     def _generation(self, client: Any, table: str, generation: str | None) -> str:
         """The name of the collection of a generation."""
         if generation is not None:
-            return f"{table}_generation_{generation}"
+            return _of_generation(table, generation)
         first, second = _versions(table)
         return first if client.has_collection(first, timeout=self._seconds) else second
+
+    def _own(self, client: Any, table: str, is_written: bool = False) -> str:
+        """The collection that a table means to this engine: an alias may mean that of a newer generation by now.
+
+        Raises:
+            StaleGenerationError: it does, and that of this engine's generation is gone, or is to be written.
+        """
+        if table != self.url.table or self._source is not None:  # a collection, or the index that is upgraded
+            return table
+        if not is_written and self.generation in self._opened:
+            return self._opened[self.generation]
+        if (found := self._collection(client, table)) is None:
+            return table
+        own = _versions(table) if self.generation is None else (_of_generation(table, self.generation),)
+        if found not in own:
+            raise StaleGenerationError(self.url)
+        self._opened[self.generation] = found
+        return found
 
     def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
         name = self.place(table)
@@ -314,23 +334,25 @@ class MilvusEngine(RemoteEngine):
             for number, vector, record in zip(rows.ids.tolist(), rows.vectors.tolist(), rows.records, strict=True)
         ]
         with self._faults(table) as client:
-            client.upsert(table, data, timeout=self._seconds)
+            client.upsert(self._own(client, table, True), data, timeout=self._seconds)
 
     def delete(self, table: str, ids: Integers) -> None:
         with self._faults(table) as client:
-            client.delete(table, ids=ids.tolist(), timeout=self._seconds)
+            client.delete(self._own(client, table, True), ids=ids.tolist(), timeout=self._seconds)
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
         with self._faults(table) as client:
-            return _rows(self._query(client, table, self.id_filter(ids), _fields(vectors)), kinds, vectors)
+            found = self._query(client, self._own(client, table), self.id_filter(ids), _fields(vectors))
+            return _rows(found, kinds, vectors)
 
     def page(self, table: str, after: int, limit: int, where: str | None, kinds: Kinds | None, vectors: bool) -> Rows:
         fields = ["id"] if kinds is None else _fields(vectors)
         expression = f"id > {after}" + (f" and {where}" if where else "")
         with self._faults(table) as client:  # an iterator sorts by ids, which a query with a limit need not
             iterator = client.query_iterator(
-                table, batch_size=limit, limit=limit, filter=expression, output_fields=fields, timeout=self._seconds
-            )
+                self._own(client, table), batch_size=limit, limit=limit, filter=expression, output_fields=fields,
+                timeout=self._seconds,
+            )  # fmt: skip
             try:
                 return _rows(iterator.next(), kinds or {}, vectors)
             finally:
@@ -338,7 +360,7 @@ class MilvusEngine(RemoteEngine):
 
     def count(self, table: str, where: str | None, at_most: int | None) -> int:
         with self._faults(table) as client:
-            number = int(self._query(client, table, where or "", ["count(*)"])[0]["count(*)"])
+            number = int(self._query(client, self._own(client, table), where or "", ["count(*)"])[0]["count(*)"])
         return number if at_most is None else min(number, at_most)
 
     def search(self, table: str, queries: Floats, k: int, where: str | None, facts: Mapping[str, Any]) -> Neighbors:
@@ -347,7 +369,7 @@ class MilvusEngine(RemoteEngine):
         for start in range(0, len(queries), size):
             with self._faults(table) as client:
                 found = client.search(
-                    table,
+                    self._own(client, table),
                     data=queries[start : start + size].tolist(),
                     anns_field=VECTOR,
                     limit=k,
@@ -418,10 +440,12 @@ class MilvusEngine(RemoteEngine):
             details = error.details() if isinstance(error, grpc.RpcError) else error.message
             message = one_line(self._without_token(str(details or error)), 300)
             if code == NOT_LOADED and table is not None:
-                self._load(table)
+                self._load(self._opened.get(self.generation, table) if table == self.url.table else table)
                 raise TransientFault(message) from None
             if code in TRANSIENT_STATES or code in TRANSIENT_CODES or _is_transient(message):
                 raise TransientFault(message) from None
+            if code in NOT_FOUND and table == self.url.table and self._opened.pop(self.generation, ""):
+                raise TransientFault(message) from None  # built again: the alias means another collection
             if code in NOT_FOUND:
                 raise EngineRefusedError(
                     f"Milvus has no collection {table or self.url.table} any more: {message}"
@@ -443,6 +467,11 @@ class MilvusEngine(RemoteEngine):
 def _versions(table: str) -> tuple[str, str]:
     """The names of the collections of an index that is built, in turn."""
     return f"{table}_version_1", f"{table}_version_2"
+
+
+def _of_generation(table: str, generation: str) -> str:
+    """The name of the collection of a generation after an upgrade."""
+    return f"{table}_generation_{generation}"
 
 
 def _version(record: Record) -> str:
