@@ -274,7 +274,8 @@ def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
     readers = {name: EmbeddingReader(model=str(tmp_path / name), num_workers=0) for name in models}
     url, table = servers[database].url(unique_table()), images(tmp_path)
     vectors, flags = readers["old"].embed_table(table).vectors, {"model": str(tmp_path / "old")}
-    RemoteIndex.build(vectors, table, url, "exact", readers["old"].fingerprint, flags).close()
+    with RemoteIndex.build(vectors, table, url, "exact", readers["old"].fingerprint, flags) as index:
+        last = str(index.ids_by_key(table.image_keys)[-1])
     may_load = threading.Event()
 
     def load(settings: dict[str, Any]) -> tuple[Embedder, None]:
@@ -286,7 +287,7 @@ def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
 
         def ask() -> None:
             while not stop.is_set():
-                image = base64.b64encode(noise(len(answers) % ROWS)).decode()
+                image = base64.b64encode(noise(len(answers) % (ROWS - 1))).decode()
                 found = client.post("/search", json={"image": image, "k": 1})
                 answers.append((found.status_code, found.json()["matches"][0]["score"]))
 
@@ -299,6 +300,7 @@ def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
         adding.start()  # by the old model, which the index has no more
         wait_for(lambda: len(answers) > count + 3)  # searches go on meanwhile
         assert not added
+        assert delete(client, ids=[last]) == 1
         may_load.set()
         adding.join()
         assert added[0].status_code == 201, added[0].text
@@ -310,6 +312,7 @@ def test_a_service_changes_over_to_the_new_model_of_an_upgraded_index(
     assert {status for status, _ in answers} == {200}
     assert min(score for _, score in answers) > 0.999  # each finds itself, so no search mixes models
     with RemoteIndex.connect(url) as index:
+        assert len(index) == ROWS
         (tmp_path / "77.png").write_bytes(noise(77))
         wanted = readers["new"].embed_table(Table(pd.DataFrame({"path": [str(tmp_path / "77.png")]}))).vectors
         np.testing.assert_allclose(index.vectors_of([int(added[0].json()["ids"][0])]), wanted, atol=1e-4)

@@ -17,6 +17,7 @@ from vicinal.models.module_embedder import ModuleEmbedder
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.local import LocalReranking
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
+from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
@@ -114,7 +115,7 @@ def fill_local_features(
 ) -> None:
     """Compute and store the local features of the images of an index whose local features are not stored yet.
 
-    They are stored a block at a time; what others delete meanwhile is left out.
+    They are stored a block at a time; what others delete or replace meanwhile is left out.
 
     Args:
         index: the index.
@@ -124,9 +125,19 @@ def fill_local_features(
     """
     missing = np.setdiff1d(index.ids_without_local_codes(settings), left_out)
     for start in range(0, len(missing), BLOCK_SIZE):
-        codes = encode_items(index, missing[start : start + BLOCK_SIZE], encoder)
-        ids = np.array(list(codes), np.int64)
-        index.add_local_codes(ids, [each.tobytes() for each in codes.values()], settings)
+        ids = index.present(missing[start : start + BLOCK_SIZE])
+        vectors = index.vectors_of(ids)
+        codes = encode_items(index, ids, encoder)
+        same = [number for number in _with_same_vectors(index, ids, vectors) if number in codes]
+        index.add_local_codes(np.array(same, np.int64), [codes[number].tobytes() for number in same], settings)
+
+
+def _with_same_vectors(index: ImageIndex, ids: Integers, vectors: Floats) -> list[int]:
+    """The ids of images that still have these vectors; others were deleted or replaced."""
+    present = index.present(ids)
+    is_same = (index.vectors_of(present) == vectors[np.searchsorted(ids, present)]).all(axis=1)
+    same: list[int] = present[is_same].tolist()
+    return same
 
 
 def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:

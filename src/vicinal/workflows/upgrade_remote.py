@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,16 +39,17 @@ def upgrade_remote(
     """
     dim = _first_dim(index, images)
     name = generation_name(own["model_fingerprint"], images.reader.used_precision, dim)
-    own = {**own, "generation": name, "dim": dim, "local_features": images.learn_local_features(name)}
+    local = images.learn_local_features(secrets.token_hex(8))
+    own = {**own, "generation": name, "dim": dim, "local_features": local}
     with _filling(index, images, own) as filling:
         filling.generation.begin()
         filling.catch_up()
         filling.generation.finish()
         filling.catch_up()
-        images.fill_local_features(own["local_features"])
+        images.fill_local_features(local)
         report(compare_generations(index, filling.ids(), partial(_search, index), filling.generation.search))
         filling.switch()
-    images.fill_local_features(own["local_features"])  # of the last images
+    _fill_last(images)
 
 
 def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None]) -> None:
@@ -62,6 +64,14 @@ def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]
         if images.reader.model is not None:
             images.fill_local_features(index.previous.get("local_features"))
         filling.switch()
+    _fill_last(images)
+
+
+def _fill_last(images: UpgradedImages) -> None:
+    """Store the local features of images that were added before the change; the model may not be known."""
+    if images.reader.model is not None:
+        with RemoteIndex.connect(images.place) as index:
+            replace(images, index=index).fill_local_features(index.local_settings)
 
 
 def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:

@@ -29,7 +29,7 @@ from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
 from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.retrieval.reranking.local_features import encode_items
 from vicinal.utils.errors import InputError
-from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index
+from vicinal.workflows import EmbeddingReader, GenerationComparison, roll_back, upgrade_index, upgrade_remote
 from vicinal.workflows.local_features import stored_encoder
 from vicinal.workflows.upgrade_images import UpgradedImages
 
@@ -279,6 +279,17 @@ def test_local_features_are_of_their_model(postgres: Shop) -> None:
     assert {number: found[number] for number in before} == before
     assert len(found) == 26
     upgrade_index(shop.url, shop.new)
+    roll_back(shop.url)
+    newer = codes_of(shop, shop.old)
+
+    def end(comparison: GenerationComparison) -> None:
+        raise InputError("interrupted")
+
+    with pytest.raises(InputError, match="interrupted"):
+        upgrade_index(shop.url, shop.new, report=end)
+    assert codes_of(shop, shop.old) == newer
+    roll_back(shop.url)  # to the local features of that time
+    assert len(codes_of(shop, shop.new)) == 26
     upgrade_index(shop.url, shop.old)  # the generation before is forgotten, with its local features
     assert len(codes_of(shop, shop.old)) == 26
     place = EngineURL.parse(shop.url)
@@ -293,6 +304,20 @@ def test_only_one_process_upgrades(postgres: Shop) -> None:
 
     upgrade_index(postgres.url, postgres.new, report=second)
     postgres.check(postgres.new, 24)
+
+
+def test_an_upgrade_is_refused_after_another_one(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_dim = upgrade_remote._first_dim
+
+    def and_another(index: RemoteIndex, images: UpgradedImages) -> int:
+        monkeypatch.setattr(upgrade_remote, "_first_dim", first_dim)
+        upgrade_index(shop.url, shop.new)
+        return first_dim(index, images)
+
+    monkeypatch.setattr(upgrade_remote, "_first_dim", and_another)
+    with pytest.raises(StaleGenerationError, match="open it again, or repeat the command"):
+        upgrade_index(shop.url, shop.new)
+    shop.check(shop.new, 24)
 
 
 def test_only_one_process_builds(servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,14 +229,15 @@ class MilvusEngine(RemoteEngine):
         """
         if table != self.url.table or self._source is not None:  # a collection, or the index that is upgraded
             return table
-        if not is_written and self.generation in self._opened:
-            return self._opened[self.generation]
+        generation = self.generation  # a service changes it
+        if not is_written and generation in self._opened:
+            return self._opened[generation]
         if (found := self._collection(client, table)) is None:
             return table
-        own = _versions(table) if self.generation is None else (_of_generation(table, self.generation),)
+        own = _versions(table) if generation is None else (_of_generation(table, generation),)
         if found not in own:
             raise StaleGenerationError(self.url)
-        self._opened[self.generation] = found
+        self._opened[generation] = found
         return found
 
     def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
@@ -337,8 +338,11 @@ class MilvusEngine(RemoteEngine):
             client.upsert(self._own(client, table, True), data, timeout=self._seconds)
 
     def delete(self, table: str, ids: Integers) -> None:
+        own = self._opened.get(self.generation, table) if table == self.url.table else table
         with self._faults(table) as client:
-            client.delete(self._own(client, table, True), ids=ids.tolist(), timeout=self._seconds)
+            for name in {table, own}:  # an alias may mean another generation by now, which has the same ids
+                if name == table or client.has_collection(name, timeout=self._seconds):
+                    client.delete(name, ids=ids.tolist(), timeout=self._seconds)
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
         with self._faults(table) as client:

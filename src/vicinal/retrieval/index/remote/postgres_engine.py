@@ -309,9 +309,11 @@ class PostgresEngine(RemoteEngine):
 
     @contextmanager
     def only_one(self, table: str) -> Iterator[object]:
-        name = self._table(table).as_string(None)
+        name = "SELECT pg_try_advisory_lock(hashtextextended(coalesce(%s, current_schema()) || '.' || %s, 0))"
         with closing(self.call(self._new_connection)) as connection:  # the lock ends with it
-            if not connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()[0]:
+            with _faults():
+                is_locked = connection.execute(name, [self._schema, table]).fetchone()[0]
+            if not is_locked:
                 raise InputError(f"{self.url}: another process builds or upgrades the index; wait for it")
             yield None
 

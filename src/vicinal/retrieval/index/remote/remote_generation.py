@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from typing_extensions import Self
 
-from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, batch_rows
+from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, StaleGenerationError, batch_rows
 from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.arrays import Floats, Integers
 
@@ -41,13 +41,20 @@ class RemoteGeneration:
     def __exit__(self, *_: object) -> None:
         self._engine.close()
 
-    def only_one(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def only_one(self) -> Iterator[None]:
         """A block in which no other process builds or upgrades the index.
 
         Raises:
             InputError: another process does.
+            EngineRefusedError: it has done so since the index was opened.
         """
-        return self._engine.only_one(self._table)
+        with self._engine.only_one(self._table):
+            facts = self._call(self._engine.read_facts) or {}
+            if any(facts.get(name) != self._present.get(name) for name in ("generation", "dim", "model_fingerprint")):
+                raise StaleGenerationError(self._engine.url)
+            self._present = facts
+            yield
 
     def begin(self) -> None:
         """Make room for the vectors, unless an interrupted call did; those of a call with another model are dropped."""
