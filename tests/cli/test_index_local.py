@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import draw_photos, output, refused
-from vicinal import Embedder, Index, Table
+from vicinal import Embedder, Index
 from vicinal.cli.main import main
 from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items
-from vicinal.workflows import local_features
 from vicinal.workflows.local_features import stored_encoder
 
 LOCAL = ["--local", "3", "--local.size", "64", "--local.dim", "8"]
@@ -101,29 +100,6 @@ def test_images_whose_codes_are_missing_are_computed(stored: tuple[Path, Path], 
         found = IndexFeatures(index, encoder).codes(ids)
         assert np.abs(found.astype(int) - wanted).max() <= 1
     output(capsys, "index", "add", folder, photos)  # which has no new image
-    check(folder, run)
-
-
-def test_codes_of_an_image_that_is_replaced_meanwhile_are_not_stored(
-    stored: tuple[Path, Path], run: Path, monkeypatch, capsys
-) -> None:
-    folder, photos = stored
-    with sqlite3.connect(folder / "index.sqlite") as connection:
-        connection.execute("DELETE FROM local_features")
-
-    def encode_and_replace(index, ids, encoder):
-        codes = encode_items(index, ids, encoder)
-        Image.effect_noise((40, 30), 90).save(photos / "class0" / "1.png")
-        table = Table.from_folder(photos)
-        with Index.load(folder) as other:
-            other.upsert(encoder.model.embed(table, progress=False), table)
-        return codes
-
-    monkeypatch.setattr(local_features, "encode_items", encode_and_replace)
-    output(capsys, "index", "add", folder, photos)
-    assert len(codes_in(folder)) == 11
-    monkeypatch.undo()
-    output(capsys, "index", "add", folder, photos)
     check(folder, run)
 
 

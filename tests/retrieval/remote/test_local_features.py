@@ -6,16 +6,18 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 from tests.conftest import draw_photos, output
 from tests.retrieval.remote.conftest import unique_table
 from tests.retrieval.remote.servers import Server
-from vicinal import Embedder
+from vicinal import Embedder, Table
 from vicinal.cli.main import main
 from vicinal.retrieval import LocalEncoder, RemoteIndex
 from vicinal.retrieval.reranking.local_features import encode_items
+from vicinal.workflows import local_features
 from vicinal.workflows.local_features import stored_encoder
 
 SIZES = ["--local.size", "64", "--local.dim", "8"]
@@ -67,6 +69,26 @@ def test_codes_follow_what_is_built_added_synced_and_deleted(url: str, photos: P
     check(url, model, 12)
     facts = output(capsys, "index", "build", url, photos, "--model", model, "--overwrite", "--json")
     assert "local features" not in json.loads(facts)
+
+
+def test_codes_of_an_image_that_is_replaced_meanwhile_are_not_stored(
+    url: str, photos: Path, model: Path, monkeypatch, capsys
+) -> None:
+    def encode_and_replace(index: RemoteIndex, ids, encoder: LocalEncoder):
+        codes = encode_items(index, ids, encoder)
+        Image.effect_noise((40, 30), 90).save(photos / "class0" / "new.png")
+        table = Table(pd.DataFrame({"path": [str(photos / "class0" / "new.png")], "label": ["class0"]}))
+        index.upsert(encoder.model.embed(table, progress=False), table)
+        return codes
+
+    Image.effect_noise((40, 30), 50).save(photos / "class0" / "new.png")
+    monkeypatch.setattr(local_features, "encode_items", encode_and_replace)
+    output(capsys, "index", "add", url, photos / "class0")
+    with RemoteIndex.connect(url) as index:
+        assert index.lookup(index.ids_without_local_codes())["path"].str.endswith("new.png").tolist() == [True]
+    monkeypatch.undo()
+    output(capsys, "index", "add", url, photos / "class0")
+    check(url, model, 13)
 
 
 def test_searches_read_the_codes_of_the_index_and_its_weight(url: str, photos: Path, monkeypatch, capsys) -> None:
