@@ -5,7 +5,7 @@
 RUNS has the runs `full-0` and `full-1` of `python -m benchmarks.default_settings full`, which are the old and the new
 model; the pretrained network without training is an old model too. Adapters are learned on the training images, and
 scores are those of the test classes. On the datasets of `--train` a model is also trained to be compatible with
-`full-0`, with the seed of `full-1`, for 60 steps. Embeddings are kept in FOLDER.
+`full-0`, with the seed of `full-1`. Embeddings are kept in FOLDER.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
 
 METRICS = ("recall@1", "mAP@R")
-STEPS = 60
 
 
 def embeddings(name: str, run: Path, table: Table, folder: Path) -> dict[str, Floats]:
@@ -80,7 +79,7 @@ def main() -> None:
         pairs = [("zero-shot", "full-1"), ("full-0", "full-1")]
         if dataset in arguments.train:
             compatible = folder / "compatible"
-            flags = [f"--compatible_with={runs / 'full-0'}", f"--max_steps={STEPS}"]
+            flags = [f"--compatible_with={runs / 'full-0'}"]
             train(path, SIZES[dataset], compatible, flags, seed=1)
             models["compatible"] = RunFolder(compatible).model
             pairs.append(("full-0", "compatible"))
