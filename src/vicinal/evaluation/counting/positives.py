@@ -249,12 +249,16 @@ def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
     return np.repeat(pairs.queries, lengths), pairs.gallery[_ranges(pairs.offsets, lengths)]
 
 
+MAX_TOGETHER = 64  # positives of a query, up to which those of many queries are sorted at once, in a copy
+
+
 def _sort_each(keys: Integers, starts: Integers) -> None:
-    """Sort the keys of each query in place, those of equal number together; those of a query begin at its start."""
+    """Sort the keys of each query in place; those of a query begin at its start."""
     numbers = np.diff(starts)
-    order = np.argsort(numbers, kind="stable")
-    for some in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-        places = starts[some, None] + np.arange(numbers[some[0]] if len(some) else 0)
+    for first in np.flatnonzero(numbers > MAX_TOGETHER):
+        keys[starts[first] : starts[first + 1]].sort()
+    for number in np.unique(numbers[(numbers > 1) & (numbers <= MAX_TOGETHER)]):
+        places = starts[:-1][numbers == number, None] + np.arange(number)
         keys[places] = np.sort(keys[places], axis=1)
 
 
