@@ -140,10 +140,10 @@ def _row(values: pd.Series, position: int) -> str:
 
 def _check_missing(values: pd.Series, column: str) -> None:
     # Cells are compared one by one, since a cell that holds a list would be compared element by element.
-    texts: Any = () if pd.api.types.is_numeric_dtype(values.dtype) else values
-    is_empty = np.array([isinstance(value, str) and value == "" for value in texts], dtype=bool)
     is_missing = values.isna().to_numpy(dtype=bool)
-    missing = np.flatnonzero(is_missing | is_empty if len(is_empty) else is_missing)
+    if not pd.api.types.is_numeric_dtype(values.dtype):
+        is_missing = is_missing | np.array([isinstance(value, str) and value == "" for value in values], dtype=bool)
+    missing = np.flatnonzero(is_missing)
     if len(missing):
         more = f" (nor have {len(missing) - 1} others)" if len(missing) > 1 else ""
         raise InputError(f"{_row(values, missing[0])} has no {column}{more}; every row needs one")

@@ -104,11 +104,7 @@ def upgrade_index(
         ids = np.setdiff1d(ids[ids < num_vectors], work.images.left_out)
         if not len(ids):
             raise InputError(f"{folder} has no image that can be embedded; it stays as it was")
-        settings = {
-            **index.state.current().settings,
-            **own,
-            "local_features": work.learn_local_features(),
-        }
+        settings = {**index.state.current().settings, **own, "local_features": work.learn_local_features()}
         images.fill_local_features(settings["local_features"])
         generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids, refiner)
         old, new = (partial(_search, engine, ids) for engine in (index.state.current().engine, generation.engine))

@@ -19,12 +19,12 @@ from typing_extensions import Self
 
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, are_neighbors, contextual_similarity, with_gradient
-from vicinal.similarity.rows import weighted_sums
+from vicinal.similarity.rows import MAX_FRACTION, weighted_sums
 from vicinal.utils import distributed
 
-MAX_FRACTION, MIN_ROWS, WITH_FEW_ENTRIES = 1 / 64, 5000, ("cuda",)
-"""Fraction of nonzero entries, number of rows and devices with which summing the rows at the entries is faster than the
-product of the whole matrix. On a CPU such matrices are sparse ones."""
+MIN_ROWS, WITH_FEW_ENTRIES = 5000, ("cuda",)
+"""Number of rows and devices with which summing the rows at few nonzero entries is faster than the product of the whole
+matrix. On a CPU such matrices are sparse ones."""
 MAX_GATHERED = 2**26
 """Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
 

@@ -240,6 +240,10 @@ class MilvusEngine(RemoteEngine):
         self._opened[generation] = found
         return found
 
+    def _opened_name(self, table: str) -> str:
+        """The collection that was opened under the name of the index, or the name as it is."""
+        return self._opened.get(self.generation, table) if table == self.url.table else table
+
     def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
         name = self.place(table)
         self.create(name, facts["dim"], facts["kind"])
@@ -338,9 +342,9 @@ class MilvusEngine(RemoteEngine):
             client.upsert(self._own(client, table, True), data, timeout=self._seconds)
 
     def delete(self, table: str, ids: Integers) -> None:
-        own = self._opened.get(self.generation, table) if table == self.url.table else table
         with self._faults(table) as client:
-            for name in {table, own}:  # an alias may mean another generation by now, which has the same ids
+            # An alias may mean another generation by now, which has the same ids.
+            for name in {table, self._opened_name(table)}:
                 if name == table or client.has_collection(name, timeout=self._seconds):
                     client.delete(name, ids=ids.tolist(), timeout=self._seconds)
 
@@ -444,7 +448,7 @@ class MilvusEngine(RemoteEngine):
             details = error.details() if isinstance(error, grpc.RpcError) else error.message
             message = one_line(self._without_token(str(details or error)), 300)
             if code == NOT_LOADED and table is not None:
-                self._load(self._opened.get(self.generation, table) if table == self.url.table else table)
+                self._load(self._opened_name(table))
                 raise TransientFault(message) from None
             if code in TRANSIENT_STATES or code in TRANSIENT_CODES or _is_transient(message):
                 raise TransientFault(message) from None

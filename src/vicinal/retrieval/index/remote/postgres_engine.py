@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -309,19 +309,19 @@ class PostgresEngine(RemoteEngine):
 
     @contextmanager
     def only_one(self, table: str) -> Iterator[object]:
-        name = "SELECT pg_try_advisory_lock(hashtextextended(coalesce(%s, current_schema()) || '.' || %s, 0))"
-        with closing(self.call(self._new_connection)) as connection:  # the lock ends with it
-            with _faults():
-                is_locked = connection.execute(name, [self._schema, table]).fetchone()[0]
-            if not is_locked:
-                raise InputError(f"{self.url}: another process builds or upgrades the index; wait for it")
+        with closing(self.call(self._locked_connection, table)):  # the lock ends with it
             yield None
 
-    # generations: each is a column of the table
+    def _locked_connection(self, table: str) -> Any:
+        query = "SELECT pg_try_advisory_lock(hashtextextended(coalesce(%s, current_schema()) || '.' || %s, 0))"
+        with _faults(), ExitStack() as stack:
+            connection = stack.enter_context(closing(self._connections.connect()))
+            if not connection.execute(query, [self._schema, table]).fetchone()[0]:
+                raise InputError(f"{self.url}: another process builds or upgrades the index; wait for it")
+            stack.pop_all()
+            return connection
 
-    def _new_connection(self) -> Any:
-        with _faults():
-            return self._connections.connect()
+    # generations: each is a column of the table
 
     def begin(self, table: str, present: str | None, facts: Mapping[str, Any]) -> None:
         alter, column = sql.SQL("ALTER TABLE {}").format(self._table(table)), sql.Identifier(self._vectors)
