@@ -63,7 +63,9 @@ def _table(name: str, folder: Path) -> pd.DataFrame:
     if name == "nyala":
         training = frame.loc[frame["split"] == "train", "label"].drop_duplicates()
         held_out = training.sample(frac=NYALA_VAL, random_state=0)
+        frame["final"] = frame["split"]  # with the individuals held out among those to train on
         frame.loc[frame["label"].isin(held_out), "split"] = "val"
+        frame["flank"] = frame["label"] + "-" + frame["side"]  # the two sides of an animal carry different patterns
     return frame
 
 

@@ -6,8 +6,11 @@ from benchmarks.findings.question import QUESTIONS, Question
 from vicinal.training import Recipe
 from vicinal.workflows.tuning.study_recipe import Range, override, read_space
 
-NUM_CLASSES = {"omniglot": 113, "grocery": 31}  # of the training split
+NUM_CLASSES = {"omniglot": 113, "grocery": 31, "emoji": 584, "grocery_imagenet": 31, "nyala": 107}
+"""Of the training splits."""
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
+ELSEWHERE = [("batch_size", "emoji"), ("label_noise", "emoji"), ("label_noise", "grocery_imagenet")]
+"""Questions with entries for other datasets than their own."""
 
 
 def settings_of(question):
@@ -22,9 +25,9 @@ def settings_of(question):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(name):
-    question = Question.read(name)
+@pytest.mark.parametrize(("name", "dataset"), [*((name, None) for name in NAMES), *ELSEWHERE])
+def test_each_method_is_a_recipe_with_what_is_tuned_and_under_each_condition(name, dataset):
+    question = Question.read(name, dataset)
     assert question.reference in question.methods
     assert bool(question.trials) == any(method.search for method in question.methods.values())
     for settings in settings_of(question):

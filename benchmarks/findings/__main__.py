@@ -5,10 +5,10 @@
 
     python -m benchmarks.findings losses --dataset emoji --root DATA --out RUNS        # from ImageNet weights
 
-DATA holds the files of the dataset: Omniglot's zips, grocery.zip or emoji.zip. Runs on emoji and grocery_imagenet start
-from EfficientNet-Lite0 with weights of ImageNet, others from the network that benchmarks.pretrained trains. Each method
-is tuned by `vicinal tune` on the validation classes, with the same number of trials; the best settings are trained with
-three seeds and evaluated on the test classes.
+DATA holds the files of the dataset: Omniglot's zips, grocery.zip, emoji.zip or nyala.zip. Runs on emoji,
+grocery_imagenet and nyala start from EfficientNet-Lite0 with weights of ImageNet, others from the network that
+benchmarks.pretrained trains. Each method is tuned by `vicinal tune` on the validation classes, with the same number of
+trials; the best settings are trained with three seeds and evaluated on the test classes.
 """
 
 from __future__ import annotations

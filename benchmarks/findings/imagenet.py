@@ -11,7 +11,7 @@ from vicinal import Embedder, Table, load_table, losses
 from vicinal.losses import CenterBasedLoss
 from vicinal.training import Recipe
 
-ARCHIVES = {"emoji": "emoji", "grocery_imagenet": "grocery"}
+ARCHIVES = {"emoji": "emoji", "grocery_imagenet": "grocery", "nyala": "nyala"}
 CENTERS: Mapping[str, object] = {"centers": "class_means", "optimizer.lr_factors": {"loss": 10.0}}
 """Of losses with class centers: short runs are over before random ones have found their classes."""
 
@@ -20,7 +20,7 @@ class ImageNet:
     """A dataset, and the network that runs on it start from.
 
     Args:
-        dataset: emoji or grocery_imagenet.
+        dataset: emoji, grocery_imagenet or nyala.
         root: folder of the archives.
         out: folder of the runs.
     """

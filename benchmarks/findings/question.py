@@ -11,7 +11,7 @@ import yaml
 
 QUESTIONS = Path(__file__).parent / "questions"
 REGIMES = Path(__file__).parent / "regimes"
-RATES = {"emoji": 0.1, "grocery_imagenet": 0.1}
+RATES = {"emoji": 0.1, "grocery_imagenet": 0.1, "nyala": 0.1}
 """Dataset -> factor of the learning rates that are searched: weights of ImageNet need smaller ones."""
 
 Settings = Mapping[str, Any]
@@ -47,7 +47,7 @@ class Question:
         reference: the method that the others are compared to; None: the first. A method may have its own.
         conditions: name -> settings over the tuned ones; each method is trained under each.
         training_images: whether training images are scored too, to see how much a method overfits.
-        dataset: the name of a regime: omniglot or grocery, or from ImageNet weights emoji or grocery_imagenet.
+        dataset: the name of a regime: omniglot or grocery, or from ImageNet weights emoji, grocery_imagenet or nyala.
         own_dataset: that of the file, in whose name it is kept.
     """
 
@@ -75,11 +75,13 @@ class Question:
     def read(cls, name: str, dataset: str | None = None) -> Question:
         """Read `questions/NAME.yaml`, to be asked on its own dataset or another; without trials nothing is searched.
 
-        Its methods are its own and those of the question that it names in `methods_of`.
+        Its methods are its own and those of the question that it names in `methods_of`. `datasets` has what is
+        different on another dataset: entries that take the place of the file's.
         """
         values = _values(name)
         own_dataset = values.get("dataset", "omniglot")
         dataset = dataset or own_dataset
+        values = {**values, **values.get("datasets", {}).get(dataset, {})}
         others = _values(values["methods_of"]) if "methods_of" in values else {"methods": {}}
         given_methods = {**others["methods"], **values.get("methods", {})}
         trials, methods = values.get("trials", 0), {}
