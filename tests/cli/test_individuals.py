@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import output, refused
-from vicinal.cli import index as cli_index
+from vicinal.cli import build_index
 from vicinal.cli.main import main
 from vicinal.data import Table, save_embeddings
 from vicinal.retrieval import ImageIndex, Index
@@ -150,15 +150,15 @@ def test_galleries_that_are_built_at_the_same_moment_lose_no_photo(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = (season(tmp_path, name, who, True) for name, who in (("one", [0, 1]), ("two", [2, 2, 3])))
-    new_index = cli_index._new_index
+    new_index = build_index._new_index
 
     def built_while_another_enrolls(*arguments: object) -> object:
         built = new_index(*arguments)
-        monkeypatch.setattr(cli_index, "_new_index", new_index)
+        monkeypatch.setattr(build_index, "_new_index", new_index)
         output(capsys, "enroll", "gallery", "--source", two)
         return built
 
-    monkeypatch.setattr(cli_index, "_new_index", built_while_another_enrolls)
+    monkeypatch.setattr(build_index, "_new_index", built_while_another_enrolls)
     text = output(capsys, "enroll", "gallery", "--source", one)
     assert "2 photos of 2 identities; the gallery has 5" in text
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vicinal.cli import inputs
+from vicinal.cli.build_index import add_images, build_index, check_source, fill_local
 from vicinal.cli.data import check_not_decided
 from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
-from vicinal.cli.index import add_images, build_index, check_source, fill_local
 from vicinal.utils.console import log
 from vicinal.utils.errors import IndexExistsError, InputError
 
