@@ -49,7 +49,7 @@ def upgrade_remote(
         images.fill_local_features(local)
         report(compare_generations(index, filling.ids(), partial(_search, index), filling.generation.search))
         filling.switch()
-    _fill_last(images)
+    _fill_last(index, images)
 
 
 def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None]) -> None:
@@ -64,14 +64,14 @@ def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]
         if images.reader.model is not None:
             images.fill_local_features(index.previous.get("local_features"))
         filling.switch()
-    _fill_last(images)
+    _fill_last(index, images)
 
 
-def _fill_last(images: UpgradedImages) -> None:
+def _fill_last(index: RemoteIndex, images: UpgradedImages) -> None:
     """Store the local features of images that were added before the change; the model may not be known."""
     if images.reader.model is not None:
-        with RemoteIndex.connect(images.place) as index:
-            replace(images, index=index).fill_local_features(index.local_settings)
+        with RemoteIndex.connect(images.place, index.timeout) as changed:
+            replace(images, index=changed).fill_local_features(changed.local_settings)
 
 
 def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:

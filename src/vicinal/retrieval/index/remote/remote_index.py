@@ -355,6 +355,11 @@ class RemoteIndex(ImageIndex):
         return RemoteGeneration(engine, self._table.name, dict(self._settings), own)
 
     @property
+    def timeout(self) -> float:
+        """Seconds during which calls are repeated after faults of the connection."""
+        return self._engine.timeout
+
+    @property
     def previous(self) -> Mapping[str, Any] | None:
         """The facts of the generation that was searched before the last upgrade; None if there was none."""
         return self._settings.get("previous")
