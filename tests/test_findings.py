@@ -1,6 +1,7 @@
 """The questions of `benchmarks/findings` are valid recipes, so that a change of a setting's name cannot break them."""
 
 import pytest
+import yaml
 
 from benchmarks.findings.question import QUESTIONS, Question
 from vicinal.training import Recipe
@@ -9,7 +10,11 @@ from vicinal.workflows.tuning.study_recipe import Range, override, read_space
 NUM_CLASSES = {"omniglot": 113, "grocery": 31, "emoji": 584, "grocery_imagenet": 31, "nyala": 107}
 """Of the training splits."""
 NAMES = sorted(path.stem for path in QUESTIONS.glob("*.yaml"))
-ELSEWHERE = [("batch_size", "emoji"), ("label_noise", "emoji"), ("label_noise", "grocery_imagenet")]
+ELSEWHERE = [
+    (name, dataset)
+    for name in NAMES
+    for dataset in yaml.safe_load((QUESTIONS / f"{name}.yaml").read_text(encoding="utf-8")).get("datasets", {})
+]
 """Questions with entries for other datasets than their own."""
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -68,6 +67,7 @@ class Refined:
 
     def evaluate(self, name: str | None = None) -> Evaluation:
         """The scores of the test images, refined if a refiner is named."""
+        self.embed()
         vectors, table = load_embeddings(self.embeddings)
         rows = np.flatnonzero(table.frame["split"] == "test")
         rerank = None if name is None else Refinement(self.train(name))
@@ -100,18 +100,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     runs = Runs(Question.read("losses", arguments.dataset), arguments.root, arguments.out)
-    trained: dict[str, list[Refined]] = {}
-    for base in arguments.bases:
-        folders = runs.of(base, "")
-        trained[base] = [Refined(runs, folders[seed], seed) for seed in arguments.seeds if seed < len(folders)]
-        for each in trained[base]:
-            each.embed()
-            for name in arguments.refiners:
-                print(f"{each.run.path.name}: {name}", file=sys.stderr, flush=True)
-                each.train(name)
     print_machine()
     print("\n| | recall@1 | mAP@R | gain of recall@1 | gain of mAP@R | runs |\n|---|---|---|---|---|---|")
-    for base, refined in trained.items():
+    for base in arguments.bases:
+        folders = runs.of(base, "")
+        refined = [Refined(runs, folders[seed], seed) for seed in arguments.seeds if seed < len(folders)]
         if refined:
             print_base(base, arguments.refiners, refined)
 
