@@ -36,7 +36,6 @@ def pytest_collection_finish() -> None:
 
 
 def draw_photos(folder: Path, num_classes: int, images_per_class: int) -> Path:
-    """Draw a folder of little pictures: one color per class, and noise."""
     rng = np.random.default_rng(0)
     for label in range(num_classes):
         color = rng.integers(40, 216, 3)
@@ -93,7 +92,6 @@ SMALL = [
 
 
 def free_port() -> int:
-    """A port on which processes of a test can meet."""
     with socket.socket() as each:
         each.bind(("127.0.0.1", 0))
         return each.getsockname()[1]
@@ -163,7 +161,6 @@ def _curves_are_not_drawn() -> Iterator[None]:
 
 @pytest.fixture
 def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the learning curves of runs after all."""
     from vicinal.training.base_trainer import BaseTrainer
 
     monkeypatch.setattr(BaseTrainer, "_write_curves", getattr(BaseTrainer, "drawn_curves", BaseTrainer._write_curves))
@@ -193,7 +190,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Forget compiled code before and after a test."""
     import torch
 
     torch.compiler.reset()

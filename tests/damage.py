@@ -8,7 +8,6 @@ from vicinal.utils.errors import InputError
 
 
 def flipped(content: bytes, place: int, bit: int = 0) -> bytes:
-    """The content of a file with one bit flipped."""
     return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 

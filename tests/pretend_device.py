@@ -1,8 +1,7 @@
 """A pretend GPU, for tests on machines without one.
 
 Its tensors compute on the CPU, so their values are real. As on a GPU, operations that mix devices are refused. What
-costs time on a GPU is counted: `waits`, where the host waits for the device, `launches` of kernels, and the `bytes`
-that they read and write.
+costs time on a GPU is counted: `waits`, where the host waits for the device, and `launches` of kernels.
 
     with pretend_device() as device:
         embeddings = on_device(torch.randn(8, 4))
@@ -63,8 +62,6 @@ VIEWS = {
     "new_empty_strided",
 }  # fmt: skip
 """Operations that start no kernel."""
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}
-"""Matrix products, and which argument is their first factor."""
 
 
 class PretendTensor(Tensor):
@@ -93,8 +90,6 @@ class PretendDevice(TorchDispatchMode):
     Attributes:
         waits: "operation, file:line" in Vicinal -> how often the host waited there.
         launches: number of operations that start a kernel.
-        bytes: size of the tensors that these operations take and return.
-        flops: additions and multiplications of matrix products.
         has_kernels: whether the operations that have a Triton kernel count as this kernel, and one that fills each
             result with zeros. Their values are computed without it.
         cpu_group: does the work of the process group of this device, which itself takes no tensors of the CPU.
@@ -104,8 +99,6 @@ class PretendDevice(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.launches = 0
-        self.bytes = 0
-        self.flops = 0
         self.has_kernels = has_kernels
         self.cpu_group: dist.ProcessGroup | None = None
 
@@ -133,8 +126,6 @@ class PretendDevice(TorchDispatchMode):
         if target is not None:
             kwargs["device"] = torch.device("cpu")
         out = func(*tree_map(_values, args), **tree_map(_values, kwargs))
-        if operation not in VIEWS:
-            self.bytes += _num_bytes(_tensors(args, {**kwargs, "out": None}), tree_leaves(out))
         if not makes_own:
             return out
         wrapped = tree_map(_on_device, out)
@@ -142,16 +133,11 @@ class PretendDevice(TorchDispatchMode):
 
     def _run_kernel(self, name: str, args: Sequence[Any]) -> Any:
         out = CUSTOM_OPERATIONS[name](*tree_map(_values, args))
-        results = tree_leaves(out)
-        self.launches += 1 + len(results)
-        self.bytes += _num_bytes(_tensors(args), results) + _num_bytes(results)
+        self.launches += 1 + len(tree_leaves(out))
         return tree_map(_on_device, out)
 
     def _count(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any], makes_own: bool) -> None:
         self.launches += operation not in VIEWS
-        if operation in PRODUCTS:
-            a, b = args[PRODUCTS[operation] :][:2]
-            self.flops += 2 * a.numel() * b.shape[-1]
         indices = args[1] if operation in INDEXING else ()
         by_mask = any(isinstance(each, Tensor) and each.dtype == torch.bool for each in indices)
         sizes = operation == "repeat_interleave" and kwargs.get("output_size") is None
@@ -173,7 +159,6 @@ class PretendDevice(TorchDispatchMode):
 
 @contextmanager
 def pretend_device(has_kernels: bool = False) -> Iterator[PretendDevice]:
-    """Make the device usable in a block, and count; see :class:`PretendDevice`."""
     device = PretendDevice(has_kernels)
     with device, patch("torch.inference_mode", _no_grad):  # tensor subclasses have no views in inference mode
         yield device
@@ -196,7 +181,6 @@ def module_on_device(module: Module) -> Module:
 
 
 def is_on_device(value: object) -> bool:
-    """Whether a value is a tensor of the pretend device."""
     return isinstance(value, PretendTensor)
 
 
@@ -230,10 +214,6 @@ def _line() -> str:
 
 def _tensors(*values: Any) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
-
-
-def _num_bytes(*values: Sequence[Any]) -> int:
-    return sum(each.numel() * each.element_size() for each in tree_leaves(values) if isinstance(each, Tensor))
 
 
 def _values(value: Any) -> Any:

@@ -12,6 +12,7 @@ import vicinal
 
 ROOT = Path(vicinal.__file__).parent
 LOSSES = {"similarity", "mining", "losses"}
+AROUND_LOSSES = {"memory", "correction", "distillation", "matryoshka", "mixing", "weighting"}
 IMPORTS: dict[str, set[str]] = {
     "utils": set(),
     "similarity": set(),
@@ -30,20 +31,7 @@ IMPORTS: dict[str, set[str]] = {
     "export": {"data", "models", "retrieval", "evaluation"},
     "analysis": {"data", "models", "retrieval", "evaluation"},
     "report": {"data", "models", "retrieval", "evaluation", "analysis"},
-    "training": {
-        *LOSSES,
-        "memory",
-        "correction",
-        "distillation",
-        "matryoshka",
-        "mixing",
-        "weighting",
-        "data",
-        "models",
-        "retrieval",
-        "evaluation",
-        "report",
-    },
+    "training": {*LOSSES, *AROUND_LOSSES, "data", "models", "retrieval", "evaluation", "report"},
     "serving": {"data", "models", "retrieval", "evaluation", "export", "report"},
     "workflows": {"data", "models", "retrieval", "evaluation", "export", "analysis", "report", "training"},
     "cli": {"data", "models", "retrieval", "evaluation", "export", "report", "training", "serving", "workflows"},

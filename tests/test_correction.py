@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.losses.center_cases import BATCHES, classes_of
 from tests.losses.center_references import unit
 from tests.losses.gradients import value_and_gradients
+from tests.refusals import refused_call
 from vicinal.correction import ForwardCorrection, estimate_transition
 from vicinal.losses import (
     ArcFaceLoss,
@@ -106,7 +107,6 @@ def test_value_and_gradients_are_the_formula(kind: str) -> None:
                 loss = build(kind, classes, dim, rate)
                 if rate is None:
                     loss.set_transition(matrix)
-                    assert loss.transition is not None
                     matrix = loss.transition.double()
                 parameters = list(loss.parameters())
                 got = value_and_gradients(loss, batch, parameters)
@@ -120,17 +120,6 @@ def test_value_and_gradients_are_the_formula(kind: str) -> None:
                 assert not values.requires_grad
 
 
-@pytest.mark.parametrize("kind", ["CrossEntropy", "CosFace"])
-@pytest.mark.parametrize("rate", [0.3, None])
-def test_gradcheck(kind: str, rate: float | None) -> None:
-    batch = BATCHES["shuffled"]
-    loss = build(kind, 5, 5, rate)
-    if rate is None:
-        loss.set_transition(random_matrix(5))
-    inputs = (batch.embeddings.clone().requires_grad_(), *loss.parameters())
-    assert torch.autograd.gradcheck(lambda x, *_: loss(x, batch.labels), inputs, atol=1e-5, rtol=1e-5)
-
-
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, loss = BATCHES["many classes"], build("NormSoftmax", 13, 8, 0.3)
     expected = value_and_gradients(loss, batch, list(loss.parameters()))
@@ -138,26 +127,6 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(center_sum, name, value)
     got = value_and_gradients(loss, batch, list(loss.parameters()))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("rate", [0.2, None])
-def test_its_minimum_on_noisy_labels_is_the_clean_distribution(rate: float | None) -> None:
-    """Theorem 2: where the model has the clean class probabilities, the expectation over noisy labels is stationary."""
-    clean = torch.tensor([0.6, 0.25, 0.1, 0.05], dtype=torch.float64)
-    matrix = uniform(4, 0.2) if rate else random_matrix(4)
-    loss = ForwardCorrection(CrossEntropyLoss(4, 4), rate).double()
-    loss.loss.centers.data.copy_(torch.eye(4))
-    if rate is None:
-        loss.set_transition(matrix)
-    logits = clean.log().requires_grad_()
-    noisy = clean @ matrix
-    plain = expected = torch.zeros(())
-    for label, probability in enumerate(noisy):
-        expected = expected + probability * loss(logits[None], torch.tensor([label]))
-        plain = plain + probability * loss.loss(logits[None], torch.tensor([label]))
-    (gradient,) = torch.autograd.grad(expected, logits)
-    assert gradient.abs().max() < 1e-6
-    assert torch.autograd.grad(plain, logits)[0].abs().max() > 0.01  # of the loss itself it is not
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -173,7 +142,6 @@ def test_sure_and_wrong_models_have_finite_values_and_gradients(dtype: torch.dty
     value.backward()
     assert value.isfinite()
     assert value.dtype == torch.float32
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     assert loss.loss.centers.grad.isfinite().all()
 
@@ -228,8 +196,7 @@ def test_bad_input() -> None:
         (CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss has label_smoothing = 0.1; leave it out"),
         (NormSoftmaxLoss(sample_rate=0.5), "NormSoftmaxLoss has sample_rate = 0.5; leave it out"),
     ):
-        with pytest.raises(InputError, match=message):
-            ForwardCorrection(loss)  # type: ignore[arg-type]
+        refused_call(message, ForwardCorrection, loss)
     with pytest.raises(InputError, match=r"noise_rate = 1\.5 must be from 0 to 1"):
         ForwardCorrection(NormSoftmaxLoss(), 1.5)
     x, labels = torch.randn(4, 5), torch.arange(4)
@@ -251,11 +218,8 @@ def test_bad_input() -> None:
         (lacks, "no class has the label 1; column 1 is 0"),
     ):
         loss = ForwardCorrection(NormSoftmaxLoss(4 if "of 4" in message or len(matrix) == 4 else len(matrix), 5))
-        with pytest.raises(InputError, match=message):
-            loss.set_transition(matrix)
-    with pytest.raises(InputError, match=r"takes probabilities \[images, classes\], not \[0, 3\]"):
-        estimate_transition(torch.zeros(0, 3))
+        refused_call(message, loss.set_transition, matrix)
+    refused_call(r"takes probabilities \[images, classes\], not \[0, 3\]", estimate_transition, torch.zeros(0, 3))
     with pytest.raises(InputError, match="probabilities: row 1 is not a distribution"):
         estimate_transition(torch.tensor([[0.5, 0.5], [0.5, 0.6]]))
-    with pytest.raises(InputError, match="quantile = 97 must be from 0 to 1"):
-        estimate_transition(torch.eye(2), 97)
+    refused_call("quantile = 97 must be from 0 to 1", estimate_transition, torch.eye(2), 97)

@@ -1,9 +1,15 @@
-"""The questions of `benchmarks/findings` are valid recipes, so that a change of a setting's name cannot break them."""
+"""What `benchmarks/` compares: the questions of `findings` are valid recipes, and `glyphs` are drawn."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from benchmarks.findings.question import QUESTIONS, Question
+from benchmarks.glyphs import glyphs
+from vicinal.data import Table
 from vicinal.training import Recipe
 from vicinal.workflows.tuning.study_recipe import Range, override, read_space
 
@@ -50,3 +56,22 @@ def test_settings_that_another_question_tunes_are_those_of_the_same_loss(name):
         if method.tuned_as is not None:
             question, _, other = method.tuned_as.partition("/")
             assert Question.read(question).methods[other].search, own
+
+
+def pixels(table: Table) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(path)) for path in table.paths])
+
+
+def test_classes_images_and_splits(tmp_path: Path) -> None:
+    table = glyphs(tmp_path, num_classes=20, samples_per_class=3, size=16)
+    statistics = table.statistics()
+    assert (statistics.num_images, statistics.num_classes, statistics.min_per_class) == (60, 20, 3)
+    assert {split: part.num_classes for split, part in statistics.splits.items()} == {"train": 10, "val": 2, "test": 8}
+    assert table.frame.groupby("label")["split"].nunique().max() == 1
+    assert table.frame["label"][0] == "U+0030/DejaVuSans"
+    assert table.frame["coarse"][0] == "U+0030"
+    images = pixels(table)
+    assert images.shape == (60, 16, 16)
+    assert len(np.unique(images.reshape(60, -1), axis=0)) == 60
+    assert images.mean() > 150  # black on white
+    assert (images.reshape(60, -1).min(axis=1) < 120).all()

@@ -13,6 +13,7 @@ from tests.losses import center_cases, every_loss
 from tests.losses.batches import Batch, nasty_batches
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import value_and_gradients
+from tests.refusals import refused_call
 from vicinal import matryoshka
 from vicinal.distillation import S2SD
 from vicinal.losses import (
@@ -37,7 +38,6 @@ from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe
 from vicinal.training.trainer import create_training_module
-from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
 BY_LABEL = {
@@ -204,7 +204,6 @@ def test_goes_around_every_loss_in_half_precision(name: str) -> None:
     x.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         loss(x, torch.arange(12) // 3).backward()
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     assert all(
         part.endswith(("(2)", f"({every_loss.DIM})"))
@@ -230,9 +229,8 @@ def test_compiles_whole(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_mistakes_are_named_in_one_line() -> None:
+    for make, message in (
         (lambda: Matryoshka(3), "^Matryoshka: loss must be a loss such as MultiSimilarityLoss.., not 3$"),
         (lambda: Matryoshka(Matryoshka(ContrastiveLoss())), "^Matryoshka: Matryoshka does not go inside"),
         (lambda: Matryoshka(CrossBatchMemory(ContrastiveLoss(), 9)), r"give CrossBatchMemory\(Matryoshka"),
@@ -247,9 +245,5 @@ def test_compiles_whole(name: str) -> None:
         (lambda: Matryoshka(ContrastiveLoss(), [2, 6])(*BATCHES["one class"]), "have 5 dimensions, fewer than .*, 6;"),
         (lambda: Matryoshka(NormSoftmaxLoss(1, 8), [2, 4])(*BATCHES["one class"]), "embeddings have 5 dimensions and"),
         (lambda: SiMix(Matryoshka(ContrastiveLoss())), "^SiMix: .* not Matryoshka$"),
-    ],
-)
-def test_mistakes_are_named_in_one_line(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
+    ):
+        refused_call(message, make)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.refusals import refused_call
 from vicinal.losses import (
     ContrastiveLoss,
     HistogramLoss,
@@ -28,10 +27,7 @@ from vicinal.losses import (
 from vicinal.memory import CrossBatchMemory
 from vicinal.mining import DistanceWeightedMiner
 from vicinal.similarity import PairSource
-from vicinal.training import Recipe, Trainer, resume, train
-from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
-from vicinal.utils.run_folder import RunFolder
 
 LOSSES: dict[str, Loss] = {
     "violating": ContrastiveLoss(),
@@ -116,15 +112,6 @@ def test_holds_the_last_entries_whatever_the_batches(sizes: list[int], size: int
     torch.testing.assert_close(loss.embeddings, vectors[-size:])
 
 
-def test_no_entry_is_a_positive_of_itself() -> None:
-    """Without two of a class nothing is positive, also where the memory holds all that the batch held before."""
-    loss = CrossBatchMemory(ContrastiveLoss(positive_margin=None, negative_margin=1.0, reduction="sum"), 100)
-    x = torch.eye(5)
-    assert loss(x, torch.arange(5)).item() == 0
-    assert loss(x, torch.arange(5, 10)).item() == 0
-    assert loss(x, torch.arange(5)).item() == -5  # each finds its earlier self, once
-
-
 def test_what_is_stored_carries_no_gradient_and_holds_no_graph() -> None:
     loss = CrossBatchMemory(MultiSimilarityLoss(), 100)
     (x, labels), (other, other_labels) = batches(2)
@@ -185,9 +172,6 @@ def test_a_relation_is_kept_with_its_labels() -> None:
     assert loss.labels.shape == (18, 3)
 
 
-# State ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stop", [0, 1, 3])
 @pytest.mark.parametrize("name", ["miner", "random miner", "sum"])
 def test_a_state_in_the_middle_of_a_run_continues_it(name: str, stop: int, tmp_path: Path) -> None:
@@ -226,8 +210,6 @@ def test_states_that_do_not_fit() -> None:
         loss.load_state_dict(ContrastiveLoss().state_dict())
 
 
-# Mistakes -------------------------------------------------------------------------------------------------------------
-
 X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 MASK = LABELS[:, None] == LABELS
 
@@ -246,52 +228,5 @@ MASK = LABELS[:, None] == LABELS
 def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
     loss = CrossBatchMemory(ContrastiveLoss(), 8)
     loss(X, LABELS)
-    with pytest.raises(InputError, match=message) as caught:
-        loss(*arguments, **named)
-    assert "\n" not in str(caught.value)
+    refused_call(message, loss, *arguments, **named)
     assert len(loss.embeddings) == 4
-
-
-def _train_and_be_killed(overrides: list[str], out: Path, step: int) -> None:
-    torch.set_num_threads(1)  # as its parent: the last bits depend on it
-    recipe = Recipe.load(overrides=overrides)
-    trainer = Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
-    take = trainer.train_step
-
-    def train_step(*arguments, **named) -> None:
-        if trainer.progress.step == step:
-            os._exit(9)
-        take(*arguments, **named)
-
-    trainer.train_step = train_step
-    trainer.fit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "loss",
-    [
-        # Smaller than an epoch: it wraps, and the kill comes when it has.
-        ["--loss=CrossBatchMemory", "--loss.size=20", "--loss.warmup=1", "--loss.loss=MultiSimilarityLoss"],
-        ["--loss=MarginLoss"],
-    ],
-    ids=["memory", "random miner"],
-)
-def test_killed_and_resumed_a_run_ends_with_the_same_weights(small: list[str], tmp_path: Path, loss: list[str]) -> None:
-    torch.set_num_threads(1)
-    overrides = [*small, *loss, "--checkpoint_minutes=0"]
-    straight = train(Recipe.load(overrides=overrides), tmp_path / "straight")
-    arguments = (overrides, tmp_path / "killed", 4)
-    process = multiprocessing.get_context("spawn").Process(target=_train_and_be_killed, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode == 9
-    killed = resume(tmp_path / "killed")
-    for path in ("model/model.safetensors", "log.csv", "metrics.csv"):
-        one, other = ((run.path / path).read_bytes() for run in (straight, killed))
-        assert _without_speed(one) == _without_speed(other), path
-
-
-def _without_speed(content: bytes) -> bytes | list[bytes]:
-    lines = content.splitlines()
-    return [line.rpartition(b",")[0] for line in lines] if b"images/s" in lines[0] else content

@@ -31,7 +31,6 @@ def one_row(positives: list[float], negatives: list[float], dim: int = DIM) -> R
 
 
 def many_rows(negatives: list[float], count: int, dim: int, positives: int = 1) -> Rows:
-    """The same row for many keys."""
     return Rows(torch.full((count, positives), 0.5), torch.tensor([negatives]).repeat(count, 1), None,
                 torch.arange(count), dim)  # fmt: skip
 
@@ -111,8 +110,6 @@ def test_neither_layout_nor_tiles_change_the_choice(name: str, offset: int | Non
             assert torch.equal(torch.cat(choice), expected)
     assert expected.count_nonzero() > 0
 
-
-# Distance-weighted sampling -------------------------------------------------------------------------------------------
 
 # Below the cutoff of 0.5, in between, and beyond that of 1.4, which is reached at a similarity of 0.02.
 SIMILARITIES = [0.99, 0.9, 0.7, 0.5, 0.3, 0.1, 0.05, 0.01, -0.5, NO_NEGATIVE]
@@ -209,9 +206,6 @@ def test_in_many_dimensions_the_nearest_is_all_but_certain() -> None:
     assert kept(DistanceWeightedMiner(num_samples=9)(one_row([0.5], [0.05, 0.9, 0.5, 0.3], 512)))[0][1] == {1}
 
 
-# Another library ------------------------------------------------------------------------------------------------------
-
-
 def chosen_pairs(miner: Miner, x: Tensor, labels: Tensor) -> tuple[set, set]:
     source = PairSource.from_batch(x, labels)
     everything = slice(0, len(x))
@@ -220,20 +214,12 @@ def chosen_pairs(miner: Miner, x: Tensor, labels: Tensor) -> tuple[set, set]:
     return tuple({tuple(pair) for pair in kind.isfinite().nonzero().tolist()} for kind in mined[:2])
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.5])
 @pytest.mark.parametrize("dim", [3, 32])
-def test_multi_similarity_chooses_as_pytorch_metric_learning(epsilon: float, dim: int) -> None:
+def test_chooses_as_pytorch_metric_learning(dim: int) -> None:
     x, labels = batch(dim, 40)
-    a1, p, a2, n = pml_miners.MultiSimilarityMiner(epsilon)(x, labels)
-    positives, negatives = chosen_pairs(MultiSimilarityMiner(epsilon), x, labels)
-    assert positives == set(zip(a1.tolist(), p.tolist(), strict=True))
-    assert negatives == set(zip(a2.tolist(), n.tolist(), strict=True))
-
-
-@pytest.mark.parametrize("dim", [3, 32])
-def test_hardest_chooses_as_pytorch_metric_learning(dim: int) -> None:
-    x, labels = batch(dim, 40)
-    a, p, n = (column.tolist() for column in pml_miners.BatchHardMiner()(x, labels))
-    positives, negatives = chosen_pairs(HardestMiner(), x, labels)
-    assert positives == set(zip(a, p, strict=True))
-    assert negatives == set(zip(a, n, strict=True))
+    for epsilon in (0.1, 0.5):
+        a1, p, a2, n = (each.tolist() for each in pml_miners.MultiSimilarityMiner(epsilon)(x, labels))
+        wanted = set(zip(a1, p, strict=True)), set(zip(a2, n, strict=True))
+        assert chosen_pairs(MultiSimilarityMiner(epsilon), x, labels) == wanted
+    a, p, n = (each.tolist() for each in pml_miners.BatchHardMiner()(x, labels))
+    assert chosen_pairs(HardestMiner(), x, labels) == (set(zip(a, p, strict=True)), set(zip(a, n, strict=True)))

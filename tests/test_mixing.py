@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from tests.losses.allocations import largest_allocation
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches, realistic_batch
 from tests.losses.cases import DEFAULTS
 from tests.losses.gradients import assert_near, value_and_gradients
-from tests.processes import run_groups
+from tests.refusals import refused_call
 from vicinal.losses import (
-    BinomialDevianceLoss,
-    ContrastiveLoss,
     HistogramLoss,
     Loss,
     MarginLoss,
@@ -33,12 +30,9 @@ from vicinal.losses import (
     TripletLoss,
 )
 from vicinal.memory import CrossBatchMemory
-from vicinal.mining import DistanceWeightedMiner
 from vicinal.mixing import SiMix
 from vicinal.similarity.mixed_pair_source import MixedPairSource, Mixture
 from vicinal.similarity.pair_source import PairSource
-from vicinal.utils import distributed
-from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
 SUMS: dict[str, Loss] = {
@@ -97,9 +91,6 @@ def of_built(loss: Loss, **arguments: Any):
 
 def learned(loss: Loss) -> list[Tensor]:
     return list(loss.parameters())
-
-
-# Equal to built embeddings --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [*DEFAULTS, *SUMS])
@@ -174,15 +165,11 @@ def test_in_a_memory(case: str) -> None:
         assert len(loss.embeddings) == len(past)  # nothing virtual is stored
 
 
-# Which examples there are ---------------------------------------------------------------------------------------------
-
-
 def pairs_of(mixture: Mixture) -> list[tuple[int, int]]:
     return list(zip(mixture.first.tolist(), mixture.second.tolist(), strict=True))
 
 
 def all_pairs(labels: Tensor) -> set[tuple[int, int]]:
-    """Each example by itself, and all pairs of a class."""
     places = range(len(labels))
     return {(i, j) for i in places for j in places if i <= j and labels[i] == labels[j]}
 
@@ -265,9 +252,6 @@ def test_few_of_large_classes_need_little_memory(classes: int) -> None:
     assert largest_allocation(lambda: loss(x, labels).backward()) <= 2 * 64 * (n + 12) * 4
 
 
-# Draws ----------------------------------------------------------------------------------------------------------------
-
-
 def fractions(calls: int, **arguments: Any) -> Tensor:
     """Of the virtual examples of some calls, [calls, pairs]."""
     loss, batch, seen = SiMix(Seen(), **arguments), realistic_batch(), []
@@ -309,8 +293,6 @@ def test_a_restored_loss_goes_on_as_if_never_interrupted() -> None:
     torch.testing.assert_close(copy.deepcopy(loss)(*batch), loss(*batch), rtol=0, atol=0)
 
 
-# Large and precise ----------------------------------------------------------------------------------------------------
-
 SLOW = [case for case in DEFAULTS if case != "smooth AP"]
 
 
@@ -350,9 +332,6 @@ def test_works_under_compile() -> None:
             torch.testing.assert_close(value_and_gradients(compiled, batch), value_and_gradients(plain, batch))
 
 
-# A loss like others ---------------------------------------------------------------------------------------------------
-
-
 MASK = torch.eye(4, dtype=torch.bool)
 X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 
@@ -374,77 +353,4 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
     ],
 )
 def test_mistakes(make, message: str) -> None:
-    with pytest.raises(InputError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)
-    assert str(error.value).startswith(("SiMix: ", "labels"))
-
-
-def test_a_call_that_was_refused_is_not_counted() -> None:
-    loss = SiMix(NCALoss())
-    with pytest.raises(InputError):
-        loss(X, positive=MASK)
-    assert loss.calls == 0
-
-
-# Processes ------------------------------------------------------------------------------------------------------------
-
-PROCESS_LOSSES = {
-    "sum": lambda: SiMix(BinomialDevianceLoss()),
-    "anchors": lambda: SiMix(MultiSimilarityLoss(tile_rows=3)),
-    "anchors, few": lambda: SiMix(BinomialDevianceLoss(reduction="anchors"), virtual_per_class=2),
-    "contributing": lambda: SiMix(RecallAtKLoss(k=[1, 3])),
-    "contributing, AP": lambda: SiMix(SmoothAPLoss(tile_rows=2), seed=3),
-    "pairs": lambda: SiMix(NTXentLoss()),
-    "pairs of triplets": lambda: SiMix(TripletLoss(tile_rows=4)),
-    "violating": lambda: SiMix(ContrastiveLoss()),
-    "histogram": lambda: SiMix(HistogramLoss(bins=20)),
-    "drawn and learned": lambda: SiMix(MarginLoss(nu=0.1)),
-    "drawn triplets": lambda: SiMix(TripletLoss(miner=DistanceWeightedMiner(num_samples=2)), virtual_per_class=3),
-    "sum of losses": lambda: SiMix(0.5 * ContrastiveLoss() + RecallAtKLoss()) + 2 * NCALoss(),
-    "memory": lambda: CrossBatchMemory(SiMix(RecallAtKLoss(k=2)), 100),
-    "memory, anchors": lambda: CrossBatchMemory(SiMix(MultiSimilarityLoss(tile_rows=3)), 17, warmup=1),
-    "memory, sum": lambda: CrossBatchMemory(SiMix(NCALoss(), virtual_per_class=2), 7),
-    "memory, pairs": lambda: CrossBatchMemory(SiMix(NTXentLoss()), 30),
-    "memory, drawn": lambda: CrossBatchMemory(SiMix(MarginLoss(nu=0.1)), 30),
-}
-# Classes of unequal sizes, split between the processes or not; in one step one process has singletons alone.
-PROCESS_LABELS = [
-    torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0]),
-    torch.tensor([5, 6, 7, 8, 9, 1, 2, 2, 2, 2, 3, 3]),
-    torch.tensor([2, 0, 1, 0, 3, 2, 1, 1, 0, 3, 2, 0]),
-]
-
-
-def steps(loss: Loss, mine: slice) -> dict[str, list[Tensor]]:
-    """Values and gradients of one process, over some calls with its part of the batches."""
-    seen: dict[str, list[Tensor]] = {"value": [], "gradient": [], "learned": []}
-    for step, labels in enumerate(PROCESS_LABELS):
-        x = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        leaf = x[mine].clone().requires_grad_()
-        value = sum(loss.parts(PairSource.from_distributed_batch(leaf, labels[mine])).values())
-        gradient, *by_parameters = torch.autograd.grad(value, [leaf, *learned(loss)])
-        seen["value"].append(distributed.all_reduce_mean(value.detach()))
-        seen["gradient"].append(gradient)
-        seen["learned"] += [distributed.all_reduce_mean(tensor) for tensor in by_parameters]
-    return seen
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    first, second = run_groups(_process, (2,), tmp_path)[2]
-    for name, make in PROCESS_LOSSES.items():
-        expected = steps(make().double(), slice(None))
-        close = {"rtol": 1e-9, "atol": 1e-12, "msg": lambda text, name=name: f"{name}: {text}"}
-        for half in (first[name], second[name]):  # the reported number is the same everywhere
-            torch.testing.assert_close(half["value"], expected["value"], **close)
-            torch.testing.assert_close(half["learned"], expected["learned"], **close)
-        both = zip(first[name]["gradient"], second[name]["gradient"], strict=True)
-        together = [torch.cat(parts) / 2 for parts in both]
-        torch.testing.assert_close(together, expected["gradient"], **close)
-        assert all(gradient.any() for gradient in together)
-
-
-def _process(rank: int, _: int) -> dict[str, dict[str, list[Tensor]]]:
-    mine = slice(rank * 6, rank * 6 + 6)
-    return {name: steps(make().double(), mine) for name, make in PROCESS_LOSSES.items()}
+    refused_call(message if message.startswith("labels") else f"^SiMix: .*{message}", make)

@@ -31,8 +31,6 @@ def load_extension() -> ModuleType:
     pytest.importorskip("sphinx", reason="Sphinx, of the extra docs, is not installed")
     path = ROOT / "docs" / "extensions" / "generated_reference.py"
     spec = importlib.util.spec_from_file_location("generated_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
     extension = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(extension)
     return extension

@@ -17,8 +17,7 @@ from vicinal.utils.errors import InputError
 
 __all__ = ["ForwardCorrection", "estimate_transition"]
 
-MAX_ROW_ERROR = 1e-3
-"""How much the sum of a row of a transition matrix may differ from 1, by rounding."""
+MAX_ROW_ERROR = 1e-3  # how much the sum of a row of a transition matrix may differ from 1, by rounding
 
 
 def __dir__() -> list[str]:

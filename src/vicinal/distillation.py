@@ -28,8 +28,7 @@ from vicinal.utils.errors import InputError
 
 __all__ = ["S2SD"]
 
-MAX_DIM = 65_536
-"""Of a head, as of a model."""
+MAX_DIM = 65_536  # of a head, as of a model
 
 
 def __dir__() -> list[str]:
@@ -188,12 +187,8 @@ def _loss_of_head(loss: Loss, dim: int) -> Loss:
 def distillation(source: PairSource, targets: Sequence[PairSource], temperature: float) -> Tensor:
     """The mean over anchors and targets of `temperature^2 KL(softmax(target / t) || softmax(source / t))`, a scalar.
 
-    It is computed tile by tile and is differentiable once with respect to the source, not to the targets.
-
-    Args:
-        source: n anchors and c references.
-        targets: the same anchors and references in other spaces.
-        temperature: that the similarities are divided by before the softmax.
+    It is computed tile by tile and is differentiable once with respect to the source, not to the targets, which are the
+    same anchors and references in other spaces.
     """
     if source.is_empty:
         return zero_loss(source)

@@ -88,7 +88,8 @@ class Matryoshka(Loss):
                 check_nonnegative(self, weights=weight)
         self.loss, self.dims = loss, dims
         # In a tuple, so that the loss is not registered a second time.
-        self._terms = tuple((_Term(term), weight) for term, weight in _weighted_terms(loss))
+        factors = loss.weights if isinstance(loss, WeightedSum) else [1.0]
+        self._terms = tuple((_Term(term), factor) for term, factor in zip(loss_terms(loss), factors, strict=True))
         self.weights = [1.0] * len(dims) if weights is None else [float(weight) for weight in weights]
 
     def parts(self, source: PairSource) -> dict[str, Tensor]:
@@ -162,11 +163,6 @@ def _check_loss(loss: object) -> None:
             raise InputError(
                 f"Matryoshka: {name} does not go inside; give {name}(Matryoshka(...)), or one of them alone"
             )
-
-
-def _weighted_terms(loss: Loss) -> list[tuple[Loss, float]]:
-    weights = loss.weights if isinstance(loss, WeightedSum) else [1.0]
-    return list(zip(loss_terms(loss), weights, strict=True))
 
 
 def _is_of_rows(loss: Loss) -> TypeGuard[RowLoss]:

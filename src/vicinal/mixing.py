@@ -22,8 +22,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-MAX_EXAMPLES = 2**20
-"""Number of examples, including virtual ones, above which a batch is refused."""
+MAX_EXAMPLES = 2**20  # number of examples, including virtual ones, above which a batch is refused
 
 
 class SiMix(Loss):
@@ -99,8 +98,13 @@ class SiMix(Loss):
         sizes = labels.unique(return_counts=True)[1]  # type: ignore[no-untyped-call]
         pairs = sizes * (sizes - 1) // 2
         counts = pairs if self.virtual_per_class is None else pairs.clamp_max(self.virtual_per_class)
-        _check_number(len(labels), int(counts.sum()))
-        keys = (calls << 32) + torch.arange(int(counts.sum()))
+        num_virtual = int(counts.sum())
+        if len(labels) + num_virtual > MAX_EXAMPLES:
+            raise InputError(
+                f"SiMix: {len(labels)} examples and {num_virtual} mixtures are more than {MAX_EXAMPLES}; give a "
+                "smaller number of mixtures per class, virtual_per_class"
+            )
+        keys = (calls << 32) + torch.arange(num_virtual)
         coefficient, choice, rotation = uniform(self.seed, keys, 6).view(-1, 2, 3)[:, stream].unbind(1)
         first, second = _distinct_pairs(sizes, counts, choice.double(), rotation.double())
         given = torch.arange(len(labels))
@@ -117,7 +121,10 @@ def _mix_anchors_among_references(source: PairSource, references: MixedExamples,
     is_anchor = (lowest >= begin) & (highest < end)
     mixture = mixture[is_anchor.logical_not().sort(stable=True).indices]  # anchors first
     count = int(is_anchor.sum())
-    first, last = _part_of_process(count) if source.is_distributed else (0, count)
+    first, last = 0, count
+    if source.is_distributed:
+        rank, world_size = distributed.rank(), distributed.world_size()
+        first, last = count * rank // world_size, count * (rank + 1) // world_size
     anchors = references._replace(mixture=mixture[first:last])
     if source.has_own_references:
         own = anchors.mixture
@@ -135,33 +142,14 @@ def _anchor_span(source: PairSource) -> tuple[int, int]:
     return begin, begin + distributed.world_size() * len(source)
 
 
-def _part_of_process(num_examples: int) -> tuple[int, int]:
-    rank, world_size = distributed.rank(), distributed.world_size()
-    return num_examples * rank // world_size, num_examples * (rank + 1) // world_size
-
-
-def _check_number(num_given: int, num_virtual: int) -> None:
-    if num_given + num_virtual > MAX_EXAMPLES:
-        raise InputError(
-            f"SiMix: {num_given} examples and {num_virtual} mixtures are more than {MAX_EXAMPLES}; give a smaller "
-            "number of mixtures per class, virtual_per_class"
-        )
-
-
 def _distinct_pairs(sizes: Tensor, counts: Tensor, choice: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
     """Sample distinct pairs i < j of each class, in time and memory that do not grow with the number of all pairs.
 
     The pairs of a class are numbered, placed on a circle and divided, from a random start, into as many intervals as
     pairs are wanted. One pair of each interval is drawn, so all pairs are equally likely.
 
-    Args:
-        sizes: int [classes], the number of members of each class; members are numbered from class to class.
-        counts: int [classes], the number of pairs to sample from each class, at most all.
-        choice: float64 [sum of counts], in [0, 1), chooses a pair from its interval.
-        rotation: float64 [sum of counts], in [0, 1); the first of each class chooses where its intervals start.
-
-    Returns:
-        The numbers of the two members of each pair, int [sum of counts] each.
+    Members are numbered from class to class. `choice`, in [0, 1), chooses a pair from its interval, and `rotation`,
+    likewise, of the first pair of each class where its intervals start.
     """
     class_of_pair = torch.arange(len(sizes)).repeat_interleave(counts)
     first_of_class = (counts.cumsum(0) - counts)[class_of_pair]

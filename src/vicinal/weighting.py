@@ -259,7 +259,6 @@ class WeightedPairLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a pair;
             "pairs", the sum divided by the number of pairs that the miner selects.
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: when called: the weights do not have the shapes of the rows.

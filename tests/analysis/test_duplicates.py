@@ -22,6 +22,14 @@ def textured(size: tuple[int, int] = (200, 160), seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
 
 
+def saved(folder: Path, images: list[Image.Image], **options: int) -> Table:
+    """The table of these images."""
+    paths = [folder / f"{number}.{'jpg' if options else 'png'}" for number in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        image.save(path, **options)
+    return Table(pd.DataFrame({"path": [str(path) for path in paths]}))
+
+
 @pytest.mark.parametrize("merged", [1, 2**20])
 def test_groups_are_the_components_of_all_pairs(monkeypatch: pytest.MonkeyPatch, merged: int) -> None:
     monkeypatch.setattr("vicinal.retrieval.neighbors.RANGE_ROWS", 16)
@@ -68,11 +76,9 @@ def test_files_of_one_content_are_exact_duplicates_but_not_other_boxes_of_a_file
 
 
 def test_pixels_tell_copies_from_images_that_are_only_similar(tmp_path: Path) -> None:
-    original, other = textured(), textured(seed=1)
+    original = textured()
     copies = [original.resize((90, 72)), original.crop((15, 10, 190, 155)), original.point(lambda v: v * 0.7 + 20)]
-    for number, image in enumerate([original, *copies, other]):
-        image.save(tmp_path / f"{number}.jpg", quality=50)
-    table = Table(pd.DataFrame({"path": [f"{number}.jpg" for number in range(5)]}), root=tmp_path)
+    table = saved(tmp_path, [original, *copies, textured(seed=1)], quality=50)
     thumbnails = image_facts(table).thumbnails
     alike = pixel_similarities(thumbnails, np.zeros(4, dtype=int), np.arange(1, 5))
     assert (alike[:3] > 0.9).all()
@@ -81,18 +87,9 @@ def test_pixels_tell_copies_from_images_that_are_only_similar(tmp_path: Path) ->
 
 
 def test_copies_whose_embeddings_differ_are_found_by_their_pixels(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    picture = Image.fromarray(coarse).resize((320, 240), Image.Resampling.BICUBIC)
-    images = [
-        picture,
-        picture.resize((160, 120)),
-        picture.crop((12, 9, 308, 231)),
-        Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((320, 240), Image.Resampling.BICUBIC),
-    ]
-    for number, image in enumerate(images):
-        image.save(tmp_path / f"{number}.png")
-    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(4)]}))
+    picture = textured((320, 240))
+    copies = [picture.resize((160, 120)), picture.crop((12, 9, 308, 231))]
+    table = saved(tmp_path, [picture, *copies, textured((320, 240), seed=1)])
     thumbnails, angles = image_facts(table).thumbnails, np.arccos([1.0, 0.84, 0.83, 0.9])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     groups = duplicate_groups(vectors, table, thumbnails=thumbnails)
@@ -103,11 +100,7 @@ def test_copies_whose_embeddings_differ_are_found_by_their_pixels(tmp_path: Path
 
 
 def test_turned_and_mirrored_copies_are_found_where_embeddings_are_near(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)).resize((200, 160)) for _ in range(2)]
-    images = [pictures[0], *(pictures[0].transpose(each) for each in Image.Transpose), pictures[1]]
-    for number, image in enumerate(images):
-        image.save(tmp_path / f"{number}.png")
-    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(len(images))]}))
-    thumbnails, vectors = image_facts(table).thumbnails, np.ones((len(images), 2))
+    turned = [textured().transpose(each) for each in Image.Transpose]
+    table = saved(tmp_path, [textured(), *turned, textured(seed=1)])
+    thumbnails, vectors = image_facts(table).thumbnails, np.ones((len(table), 2))
     assert duplicate_groups(vectors, table, thumbnails=thumbnails)["row"].tolist() == list(range(8))

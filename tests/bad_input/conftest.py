@@ -53,7 +53,6 @@ def good(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -96,13 +95,11 @@ def write(folder: Path, files: Files) -> None:
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Size and time of change of all files below a folder."""
     stats = {path: path.lstat() for path in folder.rglob("*") if not path.is_dir()}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
 def exit_status(words: list[str]) -> object:
-    """The exit status of the command, which its parser may raise."""
     try:
         return main(words)
     except SystemExit as stopped:

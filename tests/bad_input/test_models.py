@@ -136,7 +136,6 @@ def watched(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def little_memory(num_bytes: int = 2 * 10**9) -> Iterator[None]:
-    """No more than this may be allocated in addition."""
     used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(used.split()[1]) + num_bytes, hard))

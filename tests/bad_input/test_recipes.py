@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tests.bad_input.conftest import Refused
 from tests.conftest import refused
+from tests.refusals import refused_call
 from vicinal.cli.main import main
 from vicinal.training import Recipe, RefinerRecipe, resume
 from vicinal.utils.errors import InputError
@@ -30,8 +32,6 @@ CASES = [
     ("model: {backbone_args: {os.system: 1, class_path: os.system}}", PLAIN),
     ("model.backbone_args.a.class_path: os.system", PLAIN),
     (f"loss: {GADGET}", UNKNOWN),
-    (f"loss: {COMMAND}", UNKNOWN),
-    ("loss: {class_path: functools.partial, init_args: {func: os.system}}", UNKNOWN),
     ("loss: {class_path: vicinal.models.Embedder, init_args: {backbone: test_resnet}}", UNKNOWN),
     ("loss: {class_path: vicinal.utils.files.os.mkdir, init_args: {path: executed}}", UNKNOWN),
     (f"loss: {{class_path: WeightedSum, init_args: {{weights: [1], losses: [{GADGET}]}}}}", UNKNOWN),
@@ -53,7 +53,6 @@ CASES = [
     ("loss: {extends: other.yaml}\n", "unknown key loss.extends"),
     ("config: other.yaml\n", "unknown key config"),
     ("loss: other.yaml\n", UNKNOWN),
-    ("loss: '@other.yaml'\n", UNKNOWN),
     ("loss: {__default__: os.system}\n", "unknown key loss.__default__"),
     ("allow_import: gadget\nloss: gadget.Gadget\n", "unknown key allow_import"),
     ("loss: {class_path: MarginLoss, dict_kwargs: {a: 1}}\n", "unknown key loss.dict_kwargs"),
@@ -72,18 +71,13 @@ CASES = [
     ("schedule: {steps: [null]}\n", "must be a list, each element an integer"),
     ("data: {fractions: {train: null}}\n", "must be a mapping, each value a number"),
     ("loss: {class_path: MarginLoss, init_args: {margin: null}}\n", "loss.margin = null must be a"),
-    ("validation: {metric: null}\n", "validation.metric = null must be text"),
     ('epochs: "\\e[2J"\n', "epochs = "),
-    ("epochs: .inf\n", "epochs = inf must be an integer"),
     ("loss: [TripletLoss]\n", UNKNOWN),
     ("optimizer:\n  lr_factors.head: 2\n", "a key with dots is written whole, at the top of the file"),
     ("epochs: 010\n", "epochs = 010 must be an integer"),
-    (
-        "loss:\n class_path: WeightedSum\n init_args:\n  weights: [1]\n  losses:\n"
-        "  - class_path: MarginLoss\n    init_args:\n     margin: .inf\n",
-        "recipe.yaml:8: MarginLoss: margin = inf must",
-    ),
-]
+    ("loss:\n class_path: SiMix\n init_args:\n  loss:\n   class_path: MarginLoss\n   init_args: {margin: .inf}\n",
+     "recipe.yaml:6: MarginLoss: margin = inf must"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -120,11 +114,8 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
         ("--model.backbone_args.a.class_path=os.system", PLAIN),
         ("--model.backbone_args=class_path: os.system", PLAIN),
         ("--loss=gadget.Gadget", UNKNOWN),
-        ("--loss=other.yaml", UNKNOWN),
         ("--loss.miner.class_path=gadget.Gadget", "is not the name of a Miner class"),
         ("--loss.losses+=gadget.Gadget", "unknown key loss.losses"),
-        ("--loss.dict_kwargs.a=1", "unknown key loss.dict_kwargs"),
-        ("--config=other.yaml", "unknown key config"),
         ("--data.fractions={[a]: 1}", "--data.fractions {[a]: 1}: not YAML: found unhashable key"),
         ("--data.fractions=&a {b: *a}", "must be a mapping"),
         ("--optimizer.lr=1" + 400 * "0", "must be a number"),
@@ -134,24 +125,19 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
     ],
 )
 def test_an_override_is_one_line_and_runs_nothing(trap: Path, override: str, line: str) -> None:
-    with pytest.raises(InputError) as error:
-        Recipe.load(overrides=[override])
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
+    refused_call(re.escape(line), Recipe.load, overrides=[override])
 
 
 @pytest.mark.parametrize("text", ["loss: gadget.Gadget", "refiner: {depth: {class_path: os.system}}"])
 def test_the_recipe_of_a_refiner_runs_nothing(trap: Path, text: str) -> None:
     (trap / "recipe.yaml").write_text(f"embeddings: e.parquet\n{text}\n")
-    with pytest.raises(InputError, match=r"recipe.yaml:2: (loss|refiner.depth) = "):
-        RefinerRecipe.load("recipe.yaml")
+    refused_call(r"recipe.yaml:2: (loss|refiner.depth) = ", RefinerRecipe.load, "recipe.yaml")
 
 
 def test_the_recipe_of_a_run_runs_nothing(trap: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (trap / "run").mkdir()
     (trap / "run" / "recipe.yaml").write_text(f"model: {{backbone_args: {{a: {COMMAND}}}}}\n")
-    with pytest.raises(InputError, match=PLAIN):
-        resume("run")
+    refused_call(PLAIN, resume, "run")
     (trap / "run" / "recipe.yaml").write_text("loss: gadget.Gadget\n")
     assert main(["train", "--out", "run", "--resume"]) == 2
     assert "run/recipe.yaml:1: loss = gadget.Gadget is not the name of a Loss class; for a class of your own, add " in (
@@ -177,7 +163,6 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
         ("--model.backbone resnet-50", "not the name of a timm model, such as 'resnet50'"),
         ("--optimizer.name=adamW", "optimizer.name = adamW must be sgd or adam or adamw"),
         ("--pooling=avg", "unknown key pooling; did you mean model.pooling?"),
-        ("--source=photos", "unknown key source; did you mean data.source?"),
         ("--data photos", "data is a group; write its settings below it, such as data.source"),
         ("--data.noise=0.1", "data.noise is a group; write its settings below it, such as data.noise."),
         ("~/photos", "photos is not a recipe, a YAML file of settings; data is given as --data."),
@@ -194,10 +179,6 @@ def test_a_mistake_of_a_first_training_is_one_line_that_helps(words: str, line: 
     refused(f"train --out run {words}", line)
 
 
-def test_training_needs_a_folder_for_its_run(refused: Refused) -> None:
-    refused("train", "--out is missing")
-
-
 OWN = """
 from collections.abc import Callable
 from typing import Any
@@ -212,7 +193,6 @@ class OwnLoss(MarginLoss):
 
 @pytest.fixture
 def own(trap: Path) -> Path:
-    """A package of the user's own with a loss."""
     (trap / "own_package").mkdir()
     (trap / "own_package" / "__init__.py").touch()
     (trap / "own_package" / "losses.py").write_text(OWN)
@@ -227,8 +207,7 @@ def test_a_class_of_ones_own_is_taken_where_the_user_says_so(own: Path) -> None:
     (own / "recipe.yaml").write_text("loss: {class_path: own_package.losses.OwnLoss, init_args: {scale: 3}}\n")
     with pytest.raises(InputError, match=r"recipe.yaml:1: loss = own_package.losses.OwnLoss .* --allow_import own_pac"):
         Recipe.load("recipe.yaml")
-    with pytest.raises(InputError, match="is not the name of a Loss class"):
-        Recipe.load("recipe.yaml", allow_imports=("json",))
+    refused_call("is not the name of a Loss class", Recipe.load, "recipe.yaml", allow_imports=("json",))
     assert not (own / "imported").exists()
     recipe = Recipe.load("recipe.yaml", ["--loss.anything={a: [1]}"], allow_imports=("own_package",))
     loss = recipe.create_loss()
@@ -254,9 +233,7 @@ def test_a_class_of_ones_own_may_be_named_alone(own: Path, capsys: pytest.Captur
 )
 def test_a_class_of_ones_own_lets_nothing_else_in(own: Path, arguments: str, line: str) -> None:
     (own / "recipe.yaml").write_text(f"loss:\n  class_path: own_package.losses.OwnLoss\n  init_args: {{{arguments}}}\n")
-    with pytest.raises(InputError) as error:
-        Recipe.load("recipe.yaml", allow_imports=("own_package",))
-    assert line in str(error.value)
+    refused_call(re.escape(line), Recipe.load, "recipe.yaml", allow_imports=("own_package",))
 
 
 MORE = """
@@ -295,10 +272,7 @@ Other = inner()
 def test_a_class_of_ones_own_that_cannot_be_created_is_one_line(own: Path, name: str, line: str) -> None:
     (own / "own_package" / "losses.py").write_text(MORE)
     (own / "recipe.yaml").write_text(f"loss: own_package.losses.{name}\n")
-    with pytest.raises(InputError) as error:
-        Recipe.load("recipe.yaml", allow_imports=("own_package",))
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
+    refused_call(re.escape(line), Recipe.load, "recipe.yaml", allow_imports=("own_package",))
 
 
 def test_arguments_of_many_types_are_read_and_saved(own: Path) -> None:
@@ -318,8 +292,7 @@ def test_arguments_of_many_types_are_read_and_saved(own: Path) -> None:
 def test_an_own_package_that_cannot_be_imported_is_one_line(own: Path) -> None:
     for name, reason in (("none", "No module named 'none'"), ("own_package.losses", "invalid syntax")):
         (own / "own_package" / "losses.py").write_text("class (\n")
-        with pytest.raises(InputError, match=rf"--allow_import {name}: it cannot be imported \({reason}"):
-            Recipe.load(allow_imports=(name,))
+        refused_call(rf"--allow_import {name}: it cannot be imported \({reason}", Recipe.load, allow_imports=(name,))
 
 
 def test_a_run_with_a_loss_of_ones_own_needs_the_flag_again(own: Path, small: list[str], capsys) -> None:

@@ -118,25 +118,15 @@ def test_local_features_with_the_weight_of_the_validation_classes(photos: Path, 
     assert set(metrics_in(given, "reranked")) == set(metrics_in(given))
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_bad_options_of_local_features_are_one_line(photos: Path, run: Path, capsys) -> None:
+    for flags, message in (
         (["--rerank", "local"], "the weight of local features is chosen on the split val: "),
         (["--local.size", "64"], "--local.size is about local features; give --rerank local too"),
         (["--rerank", "contextual", "--local.dim", "9"], "--local.dim is about local features"),
         (["--rerank", "contextual", "--rerank.weight", "9"], "--rerank.weight is not an option of contextual"),
-        (["--rerank", "local", "--rerank.weight", "-1"], "weight = -1"),
         (["--rerank", "local", "--rerank.weight", "1", "--local.size", "0"], "size"),
-    ],
-)
-def test_bad_options_of_local_features_are_one_line(photos: Path, run: Path, capsys, flags, message: str) -> None:
-    assert main(["evaluate", str(run), "--images", str(photos), *flags]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("vicinal evaluate: error: ")
-    assert message in error
-
-
-def test_stored_embeddings_have_no_local_features(run: Path, tmp_path: Path, capsys) -> None:
-    output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
-    assert main(["evaluate", str(tmp_path / "v.npy"), "--rerank", "local"]) == 2
-    assert "v.npy holds embeddings; --rerank local needs the images too" in capsys.readouterr().err
+    ):
+        assert main(["evaluate", str(run), "--images", str(photos), *flags]) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert error.startswith("vicinal evaluate: error: ")
+        assert message in error

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from tests.conftest import output, refused
-from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, save_embeddings
 from vicinal.retrieval import Index
 from vicinal.workflows.embedded_table import load_file
@@ -45,19 +44,16 @@ def test_an_index_and_a_file_keep_them(folder: Path, capsys) -> None:
     assert all(each["matches"][0]["path"] != each["query"]["path"] for each in found)
 
 
-def test_a_calibration_needs_them(capsys) -> None:
-    assert main(["calibrate", "x.npy"]) == 2
-    assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in capsys.readouterr().err
+def test_a_calibration_needs_them_in_the_order_of_the_embeddings(folder: Path, capsys) -> None:
+    message = "x.npy has no labels; give them with --labels FILE, or in x.table.csv"
+    assert message in refused(capsys, "calibrate", "x.npy")
     assert json.loads(output(capsys, "calibrate", "x.npy", *LABELS, "--json"))["num_queries"] == 36
-
-
-def test_rows_in_another_order_than_the_embeddings_are_an_error(folder: Path, capsys) -> None:
     pd.DataFrame({"path": [f"old/{row}.jpg" for row in range(36)]}).to_csv("x.table.csv", index=False)
     output(capsys, "evaluate", "x.npy", *LABELS)  # the same files, which have been moved
     frame = pd.read_csv("y.csv")
     pd.concat([frame[1:], frame[:1]]).to_csv("y.csv", index=False)
-    assert main(["evaluate", "x.npy", *LABELS]) == 2
-    assert "y.csv: row 0 is of 1.jpg, but its embedding in x.npy of 0.jpg; put the rows" in capsys.readouterr().err
+    message = "y.csv: row 0 is of 1.jpg, but its embedding in x.npy of 0.jpg; put the rows"
+    assert message in refused(capsys, "evaluate", "x.npy", *LABELS)
 
 
 @pytest.mark.parametrize("name", ["z.npy", "z.parquet"])
@@ -71,16 +67,12 @@ def test_labels_without_paths_keep_those_of_the_embeddings(name: str) -> None:
     assert table.image_keys == own.image_keys
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_they_cannot_be_given_to(capsys) -> None:
+    for words, message in (
         ("clean digits --labels y.csv --model timm/resnet50", "--labels is for files of embeddings, and digits is"),
         ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings, and digits is not one"),
         ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
         ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),
-    ],
-)
-def test_what_they_cannot_be_given_to(words: str, message: str, capsys) -> None:
-    assert main(words.split()) == 2
-    assert message in capsys.readouterr().err
+    ):
+        assert message in refused(capsys, *words.split())

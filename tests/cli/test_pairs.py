@@ -63,11 +63,9 @@ def test_bad_lists_are_told(embeddings: tuple[Path, np.ndarray], tmp_path: Path,
         ("a,b,same\n0.png,1.png,1\n0.png,2.png,maybe\n", [source], "p.csv, line 3: same is 'maybe'; use 1 or 0"),
         ("a,b,same\n0.png,1.png,1\n0.png,99.png,0\n", [source], "99.png is not among the 40 images"),
         ("a,b,same\n0,1,1\n0,99,0\n", [source], "p.csv, line 3: 99 is not among the 40 images"),
-        ("a,b,same\n0.png,1.png,1\n", [source], "p.csv: outside of fold"),
         ("a,b,same\n", [source], "a header and no rows"),
         ("a,b,same\n0.png,1.png,1\n", [], "--pairs needs a source that holds the images, or --model"),
         ("a,b,same\n0.png,1.png,1\n", [source, "--compare"], "--compare is about rankings"),
-        ("a,b,same\n0.png,1.png,1\n", [source, source], "--pairs is for one source; 2 are named"),
     ):
         (tmp_path / "p.csv").write_text(text)
         assert main(["evaluate", *map(str, words), "--pairs", str(tmp_path / "p.csv")]) == 2, message

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tests.conftest import output
-from vicinal.cli.main import main
-from vicinal.models import ContextRefiner
-
-
-def test_an_index_with_a_refiner(run: Path, refiner: Path, photos: Path, index: Path, tmp_path: Path, capsys) -> None:
-    folder, models = tmp_path / "index", ["--model", run, "--refiner", refiner]
-    output(capsys, "index", "build", folder, photos, *models)
-    shutil.copy(photos / "class1" / "0.png", tmp_path / "copy.png")
-    output(capsys, "index", "add", folder, tmp_path / "copy.png", *models)
-    facts = json.loads(output(capsys, "index", "delete", folder, "48", "--json"))
-    fingerprint = ContextRefiner.from_pretrained(refiner).fingerprint()
-    assert (facts["images"], facts["refiner_fingerprint"]) == (48, fingerprint)
-    assert f"refiner_fingerprint  {fingerprint}" in output(capsys, "index", "list", folder, "--facts")
-    picture = photos / "class3" / "2.png"
-    text = output(capsys, "search", folder, picture, *models, "-k", "3")
-    assert text.splitlines()[1].split() == ["1", "1.0000", "class3", str(picture)]
-    found = json.loads(output(capsys, "search", folder, picture, *models, "--json", "--exclude_self"))
-    assert str(picture) not in [match["path"] for match in found[0]["matches"]]
-    unrefined = json.loads(output(capsys, "search", index, picture, "--model", run, "--json", "--exclude_self"))
-    assert [match["id"] for match in found[0]["matches"]] != [match["id"] for match in unrefined[0]["matches"]]
+from tests.conftest import output, refused
 
 
 def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
@@ -41,8 +20,10 @@ def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos
     assert len(found[0]["matches"]) == 10
     assert str(picture) not in [match["path"] for match in found[0]["matches"]]
     assert set(found[0]["matches"][0]) == {"id", "path", "label", "score"}
-    folder = json.loads(output(capsys, "search", index, photos, picture, "--model", run, "--json"))
-    assert len(folder) == 49
+    words = ["search", index, photos, picture, "--model", run, "-k", "4"]
+    assert len(json.loads(output(capsys, *words, "--json", "--grid", tmp_path / "found.png"))) == 49
+    with Image.open(tmp_path / "found.png") as grid:
+        assert min(grid.size) > 300
     output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.parquet")
     by_vector = json.loads(output(capsys, "search", index, tmp_path / "v.parquet", "--json"))
     assert [each["matches"][0]["path"] for each in by_vector] == [each["query"]["path"] for each in by_vector]
@@ -54,21 +35,14 @@ def test_a_small_index_gives_all(run: Path, photos: Path, tmp_path: Path, capsys
     assert len(found[0]["matches"]) == 6
 
 
-def test_search_draws_a_grid(index: Path, run: Path, photos: Path, tmp_path: Path, capsys) -> None:
-    output(capsys, "search", index, photos / "class0", "--model", run, "-k", "4", "--grid", tmp_path / "found.png")
-    with Image.open(tmp_path / "found.png") as picture:
-        assert min(picture.size) > 300
-
-
 def test_matching_patches_of_the_query_and_its_matches(index: Path, photos: Path, tmp_path: Path, capsys) -> None:
     picture = photos / "class3" / "2.png"
     flags = ["search", index, picture, "-k", "3", "--rerank", "local", "--local.size", "64", "--local.dim", "8"]
     text = output(capsys, *flags)
     assert text.splitlines()[1].split() == ["1", "1.5000", "class3", str(picture), "(matching_patches", "16)"]
     found = json.loads(output(capsys, *flags, "--json", "--exclude_self", "--where", "label == 'class3'"))
-    assert [match["score"] for match in found[0]["matches"]] == sorted(
-        (match["score"] for match in found[0]["matches"]), reverse=True
-    )
+    scores = [match["score"] for match in found[0]["matches"]]
+    assert scores == sorted(scores, reverse=True)
     assert all(0 <= match["matching_patches"] < 16 for match in found[0]["matches"])
     text = output(capsys, *flags, "--exclude_self", "--rerank.min_similarity", "1")
     assert text.splitlines()[0] == f"{picture}  -> no match has a patch in common with it"
@@ -82,12 +56,16 @@ def test_matching_patches_are_drawn(index: Path, photos: Path, tmp_path: Path, c
     between = pixels[20 : pixels.shape[0] // 3 - 100, int(0.495 * pixels.shape[1]) : int(0.505 * pixels.shape[1])]
     assert pixels.shape[0] > pixels.shape[1]  # three pairs, one below the other
     assert ((between[..., 0] - between[..., 2]) > 60).any()  # lines cross the space between the first two
-    assert main(["search", str(index), str(picture), "--patches", str(drawing)]) == 2
-    assert "--patches draws what --rerank local finds; give that too" in capsys.readouterr().err
+    said = refused(capsys, "search", index, picture, "--patches", drawing)
+    assert "--patches draws what --rerank local finds; give that too" in said
 
 
-def test_stored_queries_have_no_local_features(index: Path, run: Path, tmp_path: Path, capsys) -> None:
+def test_stored_embeddings_have_no_local_features(index: Path, run: Path, tmp_path: Path, capsys) -> None:
     output(capsys, "embed", run, "--split", "test", "--out", tmp_path / "v.npy")
-    assert main(["search", str(index), str(tmp_path / "v.npy"), "--rerank", "local"]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "local features come from images and a model of a timm backbone, not from stored embeddings" in error
+    for words in (["search", index, tmp_path / "v.npy", "--rerank", "local"],
+                  ["index", "build", tmp_path / "index", tmp_path / "v.npy", "--local"]):  # fmt: skip
+        error = refused(capsys, *words)
+        assert "local features come from images and a model of a timm backbone, not from stored embeddings" in error
+    assert not (tmp_path / "index").exists()
+    error = refused(capsys, "evaluate", tmp_path / "v.npy", "--rerank", "local")
+    assert "v.npy holds embeddings; --rerank local needs the images too" in error

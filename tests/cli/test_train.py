@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.conftest import metrics_in, output, refused
+from tests.conftest import ROOT, metrics_in, output, refused
 from tests.training.refiner_runs import TINY, save_clusters
 from vicinal.cli.main import main
-from vicinal.cli.train import REFINE_HELP, TRAIN_HELP, Help
+from vicinal.cli.train import REFINE_HELP, TRAIN_HELP
 
 
 def test_train_prints_the_model_and_resumes(run: Path, capsys) -> None:
@@ -41,32 +41,36 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
         assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out), *more]) == 1
         printed = capsys.readouterr()
         message = printed.err.splitlines()[-1]
-        assert message.startswith(
-            "vicinal refine: error: the refiner does not help on classes not trained on: no epoch"
-        )
-        assert "had a higher mAP@R than the 100.00% of the embeddings themselves" in message
+        assert "refine: error: the refiner does not help on classes not trained on: no epoch had a higher" in message
+        assert "mAP@R than the 100.00% of the embeddings themselves" in message
         assert (printed.err.count("error"), printed.out) == (1, "")
     assert not (out / "model").exists()
     assert {"log.csv", "metrics.csv", "curves.png", "recipe.yaml"} < {path.name for path in out.iterdir()}
     assert "out has no finished refiner" in refused(capsys, "evaluate", embeddings, "--refiner", out)
 
 
-@pytest.mark.parametrize(
-    ("verb", "shown", "defaults"),
-    [
+def test_help_is_one_screen_with_the_defaults(capsys) -> None:
+    for verb, shown, defaults in (
         ("train", TRAIN_HELP, ["learning rate (default: 0.0002)", "(default: resnet50; without GPU", "NTXentLoss)"]),
         ("refine", REFINE_HELP, ["learning rate (default: 0.0001)", "blocks (default: 8)", "SmoothAPLoss)"]),
-    ],
-)
-def test_help_is_one_screen_with_the_defaults(verb: str, shown: Help, defaults: list[str], capsys) -> None:
-    text = output(capsys, verb, "--help")
-    assert len(text.splitlines()) <= 40
-    assert max(map(len, text.splitlines())) <= 120
-    assert all(f"--{key} " in text for key in shown.settings)
-    assert all(default in text for default in defaults)
-    assert all(f"\n  {example}" in text for example in shown.examples)
+    ):
+        text = output(capsys, verb, "--help")
+        assert len(text.splitlines()) <= 40
+        assert max(map(len, text.splitlines())) <= 120
+        assert all(f"--{key} " in text for key in shown.settings)
+        assert all(default in text for default in defaults)
+        assert all(f"\n  {example}" in text for example in shown.examples)
 
 
 def test_help_of_a_loss(capsys) -> None:
     text = " ".join(output(capsys, "train", "--loss.help", "MarginLoss").split())
     assert "--loss.margin MARGIN the paper's alpha, a distance (type: float, default: 0.2)" in text
+
+
+def test_recipes_are_found_by_words_in_name_and_first_lines(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = output(capsys, "train", "--recipes", "Center", "contrastive", "cub", "table 2", "m = 0").split("\n\n")
+    assert found[0].splitlines()[0] == "recipes/center_contrastive/cub_ccl.yaml"
+    assert "expected: recall@1 71.8, recall@2 80.8, recall@4 87.8" in found[0]
+    assert "vicinal train --recipes WORDS" in output(capsys, "train", "--recipes")
+    assert "no recipe has all of the words cub submarine" in refused(capsys, "train", "--recipes", "cub", "submarine")

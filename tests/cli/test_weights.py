@@ -44,30 +44,8 @@ def test_verbs_embed_by_the_weights(weights: Path, photos: Path, tmp_path: Path,
         assert [each["value"] for each in results] == [each["value"] for each in stored]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "own.pth cannot be read as weights: "),
-        (b"PK\3\4 broken", "own.pth cannot be read as weights: "),
-        ({"conv9.weight": torch.ones(1)}, "own.pth does not fit test_resnet: it lacks conv1.0.weight"),
-        ({"conv9.weight": 1}, "own.pth does not hold named tensors"),
-        (print, "own.pth cannot be read as weights: "),
-        (None, "own.pth: no such file or folder"),
-    ],
-    ids=["empty", "damaged", "another network", "no tensors", "code", "missing"],
-)
-def test_a_file_that_is_not_for_the_network(photos: Path, tmp_path: Path, capsys, content, message) -> None:
-    path = tmp_path / "own.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
-    error = refused(capsys, "evaluate", "--images", photos, "--model", NAME, "--weights", path)
-    assert message in error
-    assert "pretrained" not in error
-
-
 def test_other_files_and_models_that_have_weights(weights: Path, photos: Path, tmp_path: Path, capsys) -> None:
+    assert "w.pth: no such file or folder" in refused(capsys, "clean", photos, "--model", NAME, "--weights", "w.pth")
     assert "does not end in one of" in refused(capsys, "clean", photos, "--model", NAME, "--weights", __file__)
     assert "no such file" in refused(capsys, "clean", photos, "--model", NAME, "--weights", photos)
     Embedder(NAME, dim=8, pretrained=False).save_pretrained(tmp_path / "model")

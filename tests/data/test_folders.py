@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.data.images.decoding import read_image
 from vicinal.utils.errors import InputError
@@ -92,9 +93,6 @@ def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest
         f"{tmp_path}: left out files of formats that are not read: 2 .heic, 1 .mov; HEIC needs the package "
         "pillow-heif: pip install 'vicinal[heif]', or convert to JPEG"
     )
-    (tmp_path / "cat" / "1.png").unlink()
-    with pytest.raises(InputError, match=r"no image in this folder .*; there are 2 \.heic, 1 \.mov; HEIC needs"):
-        Table.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -123,19 +121,9 @@ def test_linked_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert Table.from_folder(tmp_path / "data").frame["label"].tolist() == ["cat", "dog"]
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["train/a/1.png", "test/a/1.png", "extra/a/1.png"], "holds extra beside the split folders test, train"),
-        (["train/a/1.png", "test/a/1.png", "1.png"], "holds images beside the split folders test, train"),
-        (["a/notes.txt"], "no image in this folder or below"),
-        ([], "no image in this folder or below"),
-    ],
-)
-def test_folders_that_make_no_table(tmp_path: Path, files: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        Table.from_folder(fill(tmp_path, *files))
-    assert str(tmp_path) in str(caught.value)
+def test_folders_that_make_no_table(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path}: holds images beside the split folders test, train"):
+        Table.from_folder(fill(tmp_path, "train/a/1.png", "test/a/1.png", "1.png"))
 
 
 def test_images_at_different_depths_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,10 +137,8 @@ def test_images_at_different_depths_have_no_labels(tmp_path: Path, capsys: pytes
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="lost: no such folder"):
-        Table.from_folder(tmp_path / "lost")
-    with pytest.raises(InputError, match=r"a\.png: is a file, not a folder"):
-        Table.from_folder(fill(tmp_path, "a.png") / "a.png")
+    refused_call("lost: no such folder", Table.from_folder, tmp_path / "lost")
+    refused_call(r"a\.png: is a file, not a folder", Table.from_folder, fill(tmp_path, "a.png") / "a.png")
 
 
 @pytest.mark.parametrize("name", [b"cat/b\xff.png", b"caf\xe9/b.png"])
@@ -163,8 +149,7 @@ def test_file_names_that_are_no_text_are_left_out_and_named(tmp_path: Path, name
     except OSError:
         pytest.skip("this file system knows no such names")
     reason = r"the file name '.*\\udc(ff|e9).*' is not UTF-8; rename the file"
-    with pytest.raises(InputError, match=reason):
-        Table.from_folder(tmp_path)
+    refused_call(reason, Table.from_folder, tmp_path)
     capsys.readouterr()
     assert names(Table.from_folder(fill(tmp_path, "owl/1.png", "cat/2.png")), tmp_path) == ["cat/2.png", "owl/1.png"]
     (line,) = capsys.readouterr().err.splitlines()
@@ -178,8 +163,6 @@ def test_what_the_system_refuses_is_not_called_damaged(tmp_path: Path, monkeypat
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Image, "open", refuse)
-    with pytest.raises(InputError, match=r"cat/1\.png: permission denied$"):
-        read_image(tmp_path / "cat" / "1.png")
+    refused_call(r"cat/1\.png: permission denied$", read_image, tmp_path / "cat" / "1.png")
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(InputError, match=rf"^{tmp_path}: permission denied$"):
-        Table.from_folder(tmp_path)
+    refused_call(rf"^{tmp_path}: permission denied$", Table.from_folder, tmp_path)

@@ -91,10 +91,3 @@ def gapped_scores(seed: int, classes: int = 9) -> tuple[np.ndarray, dict[str, np
     second = (rng.random(len(labels)) < 0.5).astype(float)
     second[(labels == 3) | (rng.random(len(labels)) < 0.2)] = np.nan
     return labels, {"mAP": first, "recall@1": second}
-
-
-def key_scores(keys: np.ndarray) -> np.ndarray:
-    """The scores that ranking keys were made of."""
-    bits = (keys >> 32).astype(np.int32)
-    bits ^= (bits >> 31) & 0x7FFFFFFF
-    return np.float32(0) - bits.view(np.float32)

@@ -46,30 +46,6 @@ def wanted_tails(means: np.ndarray, units: list[np.ndarray], level: float) -> np
     return stats.norm.cdf(bias + (bias + widened) / (1 - acceleration * (bias + widened)))
 
 
-def test_the_seed_decides() -> None:
-    labels, per_query = gapped_scores(1)
-    first, same, other = (
-        confidence_intervals(scored(**per_query), table_of(labels), Resampling(seed=seed)) for seed in (3, 3, 4)
-    )
-    assert first.equals(same)
-    assert not first.equals(other)
-
-
-def test_classes_hold_the_level_where_queries_do_not() -> None:
-    """Scores that differ from class to class: the true mean over classes is 0.5."""
-    rng, hits = np.random.default_rng(0), {"classes": 0, "queries": 0}
-    labels = np.repeat(np.arange(40), 10)
-    for _ in range(100):
-        values = rng.random(40)[labels] * 0.9 + 0.1 * rng.random(400)
-        for resample_by in hits:
-            low, high = confidence_intervals(
-                scored(mAP=values), table_of(labels), Resampling(resample_by, 0.9, num_resamples=100)
-            ).loc["mAP"]
-            hits[resample_by] += low <= 0.5 <= high
-    assert 80 <= hits["classes"] <= 97
-    assert hits["queries"] < 60
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", [20, 100])
 def test_coverage_by_simulation(classes: int) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -24,26 +23,13 @@ def blobs(rows: int = 120, classes: int = 6, noise: float = 0.1) -> tuple[np.nda
     return np.eye(8)[labels % 8] + noise * rng.standard_normal((rows, 8)), Table(pd.DataFrame({"label": labels}))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
-def test_f1_counts_pairs(given: list[tuple[int, int]]) -> None:
-    of_one_class = {pair for pair in combinations(range(len(given)), 2) if given[pair[0]][0] == given[pair[1]][0]}
-    of_one_cluster = {pair for pair in combinations(range(len(given)), 2) if given[pair[0]][1] == given[pair[1]][1]}
-    both, total = len(of_one_class & of_one_cluster), len(of_one_class) + len(of_one_cluster)
-    labels, clusters = np.array(given).T
-    assert cluster_metrics(labels, clusters)["F1"] == pytest.approx(2 * both / total if total else 1.0)
-
-
 @pytest.mark.filterwarnings("error")
 def test_agrees_with_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     labels, clusters = rng.integers(0, 9, 500), rng.integers(0, 7, 500)
     clusters[:300] = labels[:300] % 7
     found = cluster_metrics(labels, clusters)
-    (_, false), (missed, both) = pair_confusion_matrix(labels, clusters)
-    assert found["F1"] == pytest.approx(2 * both / (2 * both + false + missed))
     assert found["NMI"] == normalized_mutual_info_score(labels, clusters)
-    assert found["AMI"] == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-11)
     for names in ([f"class {label}" for label in labels], labels + 0.5):
         assert cluster_metrics(names, -clusters) == pytest.approx(found)
 

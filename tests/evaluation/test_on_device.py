@@ -9,7 +9,8 @@ import torch
 
 from tests.pretend_device import on_device, pretend_device
 from vicinal import Table
-from vicinal.evaluation import Relevance, evaluate
+from vicinal.data.benchmarks.revisited import GroundTruth
+from vicinal.evaluation import Relevance, evaluate, evaluate_arrays, evaluate_revisited
 from vicinal.evaluation.counting import positives
 from vicinal.evaluation.counting.positives import Positives, ranked_positives
 from vicinal.retrieval import UnitVectors
@@ -43,6 +44,22 @@ def test_metrics_are_those_of_the_cpu(columns: dict[str, object]) -> None:
     assert found == expected
     assert device.waits.total() <= 20, device.waits
     assert device.launches <= 160
+
+
+def test_what_the_host_holds_is_compared_where_the_queries_are() -> None:
+    vectors, labels = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), np.arange(12) % 3
+    rows = {"easy": list(range(4)), "hard": [4, 5], "junk": [6], "bbx": [0, 0, 1, 1]}
+    names = {"imlist": [str(row) for row in range(12)], "qimlist": list("abcde")}
+    ground_truth = GroundTruth.from_dict({**names, "gnd": [rows] * 5})
+
+    def found(queries: torch.Tensor) -> list[dict[str, float]]:
+        arrays = evaluate_arrays(queries, labels[:5], vectors.numpy(), labels)
+        revisited = evaluate_revisited(queries, vectors.numpy(), ground_truth, distractors=vectors.numpy())
+        return [arrays.metrics, *(each.metrics for each in revisited.values())]
+
+    with pretend_device():
+        on_gpu = found(on_device(vectors[:5]))
+    assert on_gpu == found(vectors[:5])
 
 
 def used(found: Positives) -> list[np.ndarray]:

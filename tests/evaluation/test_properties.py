@@ -1,17 +1,28 @@
-"""What holds for any embeddings and labels."""
+"""What holds for any embeddings and labels, and metrics beside those of other libraries."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from sklearn.metrics import average_precision_score
+from torchmetrics.functional.retrieval import (
+    retrieval_precision,
+    retrieval_r_precision,
+    retrieval_recall,
+    retrieval_reciprocal_rank,
+)
 
-from tests.evaluation.cases import brute_force
+from tests.evaluation.cases import brute_force, clusters
 from tests.retrieval.reranking.rerank_references import lattice
 from vicinal.data import Table
-from vicinal.evaluation import evaluate, evaluate_arrays
+from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
 
 MORE = ("precision@2", "positives_recall@2", "mAP@2", "MRR")
@@ -59,28 +70,6 @@ def test_equals_brute_force(rows, classes, seed, sides, grouped, chunk_size, kin
 
 
 @settings(max_examples=20, deadline=None)
-@given(rows=st.integers(4, 30), classes=st.integers(1, 6), seed=st.integers(0, 10**6))
-def test_without_ties_the_order_of_the_table_does_not_matter(rows: int, classes: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    vectors, labels = rng.standard_normal((rows, 5)), rng.integers(0, classes, rows)
-    labels[:2] = 0
-    order = rng.permutation(rows)
-    first, second = (
-        evaluate(
-            vectors[rows],
-            Table(pd.DataFrame({"label": labels[rows]})),
-            recall_at=[1],
-            metrics=["MRR", "positives_recall@2"],
-        )
-        for rows in (np.arange(rows), order)
-    )
-    if first.num_ties:
-        return
-    for name, values in first.per_query.items():
-        np.testing.assert_array_equal(second.per_query[name], values[order])
-
-
-@settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(4, 30),
     seed=st.integers(0, 10**6),
@@ -101,28 +90,29 @@ def test_a_broken_embedding_is_named_if_it_takes_part(rows: int, seed: int, valu
         assert evaluate(vectors, table, [1]).metrics["mAP"] == 1
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.integers(6, 30), classes=st.integers(1, 6), seed=st.integers(0, 10**6))
-def test_a_gallery_twice_over_finds_the_same_first(rows: int, classes: int, seed: int) -> None:
-    """Each image has its copy right beside it: the first positive moves from rank r to 2 r - 1, all fractions stay."""
-    vectors, labels = lattice(rows, 6, seed), np.random.default_rng(seed).integers(0, classes, rows)
-    labels[:2] = 0
-    once = evaluate_arrays(vectors[:2], labels[:2], vectors, labels, recall_at=[1])
-    twice = evaluate_arrays(vectors[:2], labels[:2], vectors.repeat(2, axis=0), labels.repeat(2), recall_at=[1])
-    assert twice.first_positive_ranks.tolist() == (2 * once.first_positive_ranks - 1).tolist()
-    assert twice.metrics["recall@1"] == once.metrics["recall@1"]
-    assert twice.metrics["R-precision"] == once.metrics["R-precision"]
-    assert twice.num_ties == 2 * once.num_ties
+def test_agrees_with_pytorch_metric_learning() -> None:
+    vectors, labels = clusters(400, 25)
+    names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
+    calculator = AccuracyCalculator(include=names, k="max_bin_count")
+    theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    ours = evaluate(vectors, Table(pd.DataFrame({"label": labels}))).metrics
+    assert [ours["recall@1"], ours["R-precision"], ours["mAP@R"]] == pytest.approx([theirs[name] for name in names])
 
 
-@settings(max_examples=40, deadline=None)
-@given(labels=st.lists(st.integers(0, 4), min_size=3, max_size=25), kind=st.sampled_from([np.float16, np.float64]))
-def test_all_ties_rank_in_the_order_of_the_table(labels: list[int], kind: type) -> None:
-    labels[:2] = [0, 0]
-    result = evaluate(np.full((len(labels), 3), 0.3, kind), Table(pd.DataFrame({"label": labels})), [1])
-    others = [[other for place, other in enumerate(labels) if place != row] for row in range(len(labels))]
-    wanted = [1 + each.index(own) if own in each else 0 for own, each in zip(labels, others, strict=True)]
-    assert result.first_positive_ranks.tolist() == wanted
-    assert result.num_ties == sum(
-        each.count(own) for own, each in zip(labels, others, strict=True) if set(each) != {own}
-    )
+def test_agrees_with_torchmetrics_and_scikit_learn() -> None:
+    vectors, labels = clusters(60, 7)
+    cosines = torch.from_numpy(vectors.astype(np.float64) @ vectors.T.astype(np.float64))
+    scores = cosines + 1  # torchmetrics does not count positives with negative scores
+    theirs = {
+        "precision@5": partial(retrieval_precision, top_k=5),
+        "positives_recall@5": partial(retrieval_recall, top_k=5),
+        "R-precision": retrieval_r_precision,
+        "MRR": retrieval_reciprocal_rank,
+        "mAP": lambda scores, hits: torch.tensor(average_precision_score(hits, scores)),
+    }
+    ours = evaluate(vectors, Table(pd.DataFrame({"label": labels})), metrics=list(theirs)).per_query
+    for name, function in theirs.items():
+        others = [np.delete(np.arange(60), row) for row in range(60)]
+        hits = [torch.from_numpy(labels[other] == labels[row]) for row, other in enumerate(others)]
+        wanted = [float(function(scores[row, other], hits[row])) for row, other in enumerate(others)]
+        np.testing.assert_allclose(ours[name], wanted, rtol=1e-6, err_msg=name)

@@ -3,14 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from tests.evaluation.cases import clusters
 from tests.refusals import refused_call
 from vicinal.data import Table
-from vicinal.evaluation import Evaluation, Relevance, coarse_columns, evaluate, evaluate_arrays, protocol
-from vicinal.evaluation.protocol import coarse_relevances
-from vicinal.retrieval import UnitVectors
+from vicinal.evaluation import Evaluation, coarse_columns, evaluate, evaluate_arrays
 from vicinal.retrieval.scores import ScoreBuffer
 from vicinal.utils.errors import InputError
 
@@ -52,24 +49,16 @@ def test_a_negative_label_is_a_class() -> None:
     assert by_table[0].metrics == by_table[1].metrics
 
 
-def test_everything_is_computed_on_the_device_of_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    build = protocol.UnitVectors
-
-    def built(array: np.ndarray, name: str, device: object = None) -> UnitVectors:
-        made.append(device)
-        return build(array, name)
-
-    monkeypatch.setattr(protocol, "UnitVectors", built)
-    evaluate_arrays(np.eye(2), ["a", "b"], np.eye(2), ["a", "b"])
-    assert made == [None, torch.device("cpu")]
-
-
 def test_bad_input() -> None:
     vectors, labels = clusters(10, 2)
     table = Table(pd.DataFrame({"label": labels}))
     refused_call("10 embeddings, but a table of 3 rows", lambda: evaluate(vectors, table.take([0, 1, 2])))
     refused_call("recall@10 is out of range with 9 gallery images", evaluate, vectors, table, recall_at=(1, 10))
+    for name in ("recall", "recall@x", "recall@1.5", "MRR@3", "map", "", "@3", "recall@07"):
+        refused_call(r"unknown metric .*; use recall@K, pos", evaluate, vectors, table, metrics=[name])
+    for name in ("precision@0", "mAP@10", "positives_recall@-1"):
+        message = f"{name} is out of range with 9 gallery images; use k from 1 to 9"
+        refused_call(message, evaluate, vectors, table, metrics=[name])
     for chunk in (0, -1, 2.5, "3"):
         refused_call(
             f"chunk_size = {chunk!r} is invalid; use an integer >= 1", evaluate, vectors, table, chunk_size=chunk
@@ -125,32 +114,6 @@ def test_an_evaluation_without_ranks_has_no_cmc() -> None:
         bare.cmc(1.5)  # type: ignore[arg-type]
 
 
-BIRDS = Table(
-    pd.DataFrame(
-        {
-            "label": ["crow", "crow", "jay", "duck", "duck", "perch"],
-            "coarse_2": ["bird", "bird", "bird", "bird", "bird", "fish"],
-            "coarse": ["corvid", "corvid", "corvid", "waterfowl", "waterfowl", "percid"],
-            "group": [1, 2, 2, 1, 1, 1],
-        }
-    )
-)
-
-
 def test_levels_come_from_fine_to_coarse() -> None:
-    assert coarse_columns(BIRDS) == ["coarse", "coarse_2"]
-
-
-def test_levels_of_queries_and_gallery() -> None:
-    queries, gallery = np.array([0, 3]), np.array([1, 2, 4, 5])
-    fine = Relevance(BIRDS.labels[queries], BIRDS.labels[gallery])
-    levels = coarse_relevances(BIRDS, fine, queries, gallery)
-    assert [levels["coarse"].positives(query).tolist() for query in (0, 1)] == [[0, 1], [2]]
-    assert [levels["coarse_2"].positives(query).tolist() for query in (0, 1)] == [[0, 1, 2], [0, 1, 2]]
-
-
-def test_table_without_coarse_labels() -> None:
-    table = Table(pd.DataFrame({"label": [0, 0]}))
-    fine = Relevance(table.labels, table.labels)
-    with pytest.raises(InputError, match=r"the table has no column 'coarse' .*; its columns are label"):
-        coarse_relevances(table, fine, np.arange(2), np.arange(2))
+    frame = pd.DataFrame({"label": [0], "coarse_2": [0], "coarse": [0]})
+    assert coarse_columns(Table(frame)) == ["coarse", "coarse_2"]

@@ -45,13 +45,6 @@ def test_rates_equal_the_roc_curve_of_all_pairs(columns: dict[str, bool], decima
         assert (found["num_different"] == len(same) - sum(same)).all()
 
 
-def test_bits_are_in_the_order_of_scores() -> None:
-    scores = np.array([-1, -0.5, -1e-30, -0.0, 0.0, 1e-45, 0.3, np.nextafter(np.float32(0.3), 1), 1], np.float32)
-    keys = verification._keys(scores)
-    assert (keys[1:] > keys[:-1]).tolist() == (np.diff(scores) > 0).tolist()
-    assert [verification._score(int(key)) for key in keys] == scores.tolist()
-
-
 def test_bad_input_is_told() -> None:
     table = Table(pd.DataFrame({"label": [0, 0, 1]}))
     for rate in (0, 1, "much", np.nan):

@@ -18,43 +18,30 @@ from tests.losses import center_references, references
 from tests.losses.batches import nasty_batches
 from tests.losses.cases import MINERS, Case
 from tests.losses.gradients import value_and_gradients
+from tests.refusals import refused_call
+from vicinal import losses
 from vicinal.cli.main import main
-from vicinal.losses import (
-    BinLiftedLoss,
-    BinomialDevianceLoss,
-    CircleLoss,
-    ContrastiveLoss,
-    LiftedStructureLoss,
-    LiftedStructureStarLoss,
-    MultiSimilarityLoss,
-    NCALoss,
-    PairLoss,
-    ProxyAnchorLoss,
-    TripletLoss,
-)
 from vicinal.mining import MultiSimilarityMiner
-from vicinal.utils.errors import InputError
 
 BATCHES = nasty_batches()
 FEW = {name: batch for name, batch in BATCHES.items() if len(batch.labels) <= 12}
 NUM_CLASSES = 14
 
 
-def _case(loss: PairLoss, clean: Callable[..., Tensor], **arguments: Any) -> Case:
-    """A loss with mixed examples."""
+def _case(loss: losses.PairLoss, clean: Callable[..., Tensor], **arguments: Any) -> Case:
     mined = MINERS["multi-similarity"][1] if loss.miner else None
     return Case(Metrix, partial(metrix, clean=clean), {"loss": loss, **arguments}, mined)
 
 
 CASES = [
-    _case(ContrastiveLoss(None, 0.0, reduction="pairs"), references.contrastive, pairs="both", alpha=0.3),
-    _case(MultiSimilarityLoss(miner=MultiSimilarityMiner(0.3)), references.multi_similarity, weight=2.0),
-    _case(LiftedStructureLoss(), references.lifted_structure, pairs="both"),
-    _case(BinLiftedLoss(), references.bin_lifted),
-    _case(NCALoss(), references.nca, alpha=1.0),
-    _case(BinomialDevianceLoss(), references.binomial_deviance),
-    _case(LiftedStructureStarLoss(), references.lifted_structure_star),
-    _case(CircleLoss(scale=5), references.circle),
+    _case(losses.ContrastiveLoss(None, 0.0, reduction="pairs"), references.contrastive, pairs="both", alpha=0.3),
+    _case(losses.MultiSimilarityLoss(miner=MultiSimilarityMiner(0.3)), references.multi_similarity, weight=2.0),
+    _case(losses.LiftedStructureLoss(), references.lifted_structure, pairs="both"),
+    _case(losses.BinLiftedLoss(), references.bin_lifted),
+    _case(losses.NCALoss(), references.nca, alpha=1.0),
+    _case(losses.BinomialDevianceLoss(), references.binomial_deviance),
+    _case(losses.LiftedStructureStarLoss(), references.lifted_structure_star),
+    _case(losses.CircleLoss(scale=5), references.circle),
 ]
 
 
@@ -64,13 +51,8 @@ def test_it_is_the_formula_in_tiles_too(case: Case) -> None:
     for name, batch in FEW.items():
         expected = case.values_by_hand(batch)
         for tile_rows in (None, 2):
-            torch.testing.assert_close(
-                case.values(batch, tile_rows=tile_rows),
-                expected,
-                rtol=1e-9,
-                atol=1e-12,
-                msg=lambda text, name=name: f"{name}: {text}",
-            )
+            found, said = case.values(batch, tile_rows=tile_rows), lambda text, name=name: f"{name}: {text}"
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=said)
 
 
 def proxy_anchor(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
@@ -92,14 +74,13 @@ def proxy_anchor(x: Tensor, labels: Tensor, centers: Tensor) -> Tensor:
 def test_proxy_anchor_is_the_formula() -> None:
     batch = BATCHES["unequal classes"]
     batch = batch._replace(labels=batch.labels.unique(return_inverse=True)[1] * 3 % NUM_CLASSES)
-    inner = ProxyAnchorLoss(NUM_CLASSES, batch.embeddings.shape[1]).double()
+    inner = losses.ProxyAnchorLoss(NUM_CLASSES, batch.embeddings.shape[1]).double()
     expected = value_and_gradients(lambda x, labels: proxy_anchor(x, labels, inner.centers), batch, [inner.centers])
     torch.testing.assert_close(value_and_gradients(Metrix(inner), batch, [inner.centers]), expected)
 
 
 def test_losses_without_weights_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^Metrix: loss must be an additive loss such as .*, not TripletLoss"):
-        Metrix(TripletLoss())
+    refused_call(r"^Metrix: loss must be an additive loss such as .*, not TripletLoss", Metrix, losses.TripletLoss())
 
 
 def test_the_command_trains_with_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

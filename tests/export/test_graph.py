@@ -14,8 +14,7 @@ from onnx import helper
 from tests.models.refiner_reference import trained
 from vicinal.data import Table
 from vicinal.export import ExportSettings, OnnxEmbedder
-from vicinal.export.bias_correction import BiasCorrection
-from vicinal.export.conversion import to_int8
+from vicinal.export.conversion import BiasCorrection, to_int8
 from vicinal.export.exporter import _calibration_batches
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable
 from vicinal.export.parity import check_shapes
@@ -24,6 +23,17 @@ from vicinal.retrieval import refine
 from vicinal.utils.errors import InputError
 
 RNG = np.random.default_rng(0)
+
+
+def save_graph(
+    path: Path, nodes: list[onnx.NodeProto], ends: list[tuple[str, list[int | None]]], weights: dict[str, np.ndarray]
+) -> Path:
+    """A model of these nodes from the first end to the second, in float32."""
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in ends]
+    stored = [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "tiny", values[:1], values[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
 
 
 @pytest.mark.parametrize(("context", "num_gallery"), [("neighbors", 30), ("neighbors", 3), ("self", 30)])
@@ -58,14 +68,11 @@ def test_calibration_images_are_what_the_exported_model_will_get(
 
 
 def test_products_of_two_activations_stay_in_float32(tmp_path: Path) -> None:
-    inputs, outputs = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4, 4]) for name in ("x", "y"))
-    weights = onnx.numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), "weights")
     nodes = [helper.make_node("MatMul", ["x", "weights"], ["q"], "linear")]
     nodes += [helper.make_node("Softmax", ["q"], ["s"]), helper.make_node("MatMul", ["s", "s"], ["y"], "attention")]
-    graph = helper.make_graph(nodes, "tiny", [inputs], [outputs], [weights])
-    opset = [helper.make_opsetid("", 18)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "tiny.onnx"))
-    to_int8(tmp_path / "tiny.onnx", tmp_path / "int8.onnx", iter([RNG.normal(size=(2, 4, 4)).astype(np.float32)]))
+    ends = [("x", [2, 4, 4]), ("y", [2, 4, 4])]
+    tiny = save_graph(tmp_path / "tiny.onnx", nodes, ends, {"weights": RNG.normal(size=(4, 4))})
+    to_int8(tiny, tmp_path / "int8.onnx", iter([RNG.normal(size=(2, 4, 4)).astype(np.float32)]))
     found = {node.name: node.input for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node}
     assert list(found["attention"]) == ["s", "s"]
     assert not {"x", "weights"} & set(found["linear"])
@@ -81,27 +88,21 @@ def test_products_of_two_activations_stay_in_float32(tmp_path: Path) -> None:
 def test_sensitive_layers_stay_in_float32(
     channels: tuple[int, ...], groups: tuple[int, ...], stays: list[bool], tmp_path: Path
 ) -> None:
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, number, 5, 5])
-            for name, number in (("x0", channels[0]), ("x4", channels[4]))]  # fmt: skip
     shapes = [(channels[n + 1], channels[n] // group, 1, 1) for n, group in enumerate(groups)]
-    weights = [onnx.numpy_helper.from_array(RNG.normal(size=shape).astype(np.float32), f"w{number}")
-               for number, shape in enumerate(shapes)]  # fmt: skip
+    weights = {f"w{number}": RNG.normal(size=shape) for number, shape in enumerate(shapes)}
     nodes = [helper.make_node("Conv", [f"x{number}", f"w{number}"], [f"x{number + 1}"], f"c{number}", group=group)
              for number, group in enumerate(groups)]  # fmt: skip
-    graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
-    to_int8(tmp_path / "a.onnx", tmp_path / "b.onnx", iter([RNG.normal(size=(2, 4, 5, 5)).astype(np.float32)]))
+    ends = [(f"x{number}", [2, channels[number], 5, 5]) for number in (0, 4)]
+    file, images = save_graph(tmp_path / "a.onnx", nodes, ends, weights), RNG.normal(size=(2, 4, 5, 5))
+    to_int8(file, tmp_path / "b.onnx", iter([images.astype(np.float32)]))
     found = {node.name: node.input for node in onnx.load(str(tmp_path / "b.onnx")).graph.node}
     assert [f"w{number}" in found[f"c{number}"] for number in range(4)] == stays
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("Conv", 1), ("Conv", 4), ("Gemm", 1)])
-def test_rounded_weights_leave_the_mean_of_each_channel(
-    kind: str, groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounded_weights_leave_the_mean_of_each_channel(kind: str, groups: int, tmp_path: Path, monkeypatch) -> None:
     sides = (5, 5) if kind == "Conv" else ()
     images = RNG.random((64, 16, *sides)).astype(np.float32)
-    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, 16, *sides]) for name in "xy"]
     shapes = {"u": (16, 16), "w": (16, 16 // groups)}
     tensors = {name: RNG.normal(size=(*shape, *(1 for _ in sides))) for name, shape in shapes.items()}
     tensors |= {f"{name} bias": RNG.normal(size=16) for name in tensors}
@@ -110,9 +111,7 @@ def test_rounded_weights_leave_the_mean_of_each_channel(
     nodes = [helper.make_node(kind, ["x", "u", "u bias"], ["h"], "first", **first)]
     nodes += [helper.make_node("Relu", ["h"], ["r"], "relu")]
     nodes += [helper.make_node(kind, ["r", "w", "w bias"], ["y"], "second", **more)]
-    stored = [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()]
-    graph = helper.make_graph(nodes, "tiny", ends[:1], ends[1:], stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "a.onnx")
+    save_graph(tmp_path / "a.onnx", nodes, [(name, [None, 16, *sides]) for name in "xy"], tensors)
 
     def means(name: str) -> np.ndarray:
         (found,) = onnxruntime.InferenceSession(tmp_path / name).run(None, {"x": images})

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
-from tests.export.pictures import save_pictures
+from tests.data.images.profiles import adobe_rgb
 from vicinal.data import ImageTransform, Table
 from vicinal.data.images.decoding import open_image
-from vicinal.export import OnnxEmbedder, onnx_embedder, open_exported
+from vicinal.export import OnnxEmbedder, onnx_embedder
 from vicinal.models import Embedder
 from vicinal.models.inputs import _convert
-from vicinal.utils.errors import InputError
 
 TRANSFORMS = [
     ImageTransform(24, 24),
@@ -94,17 +93,49 @@ def test_what_is_missing_or_of_another_model_is_named(onnx_file: Path, tmp_path:
     (tmp_path / "model.preprocessing.json").write_text(json.dumps({**values, "fingerprint": "another"}))
     with pytest.raises(ValueError, match=r"model\.preprocessing\.json: of another model than model\.onnx"):
         OnnxEmbedder(tmp_path / "model.onnx")
-    for name, data in (("random", bytes(range(256))), ("cut", onnx_file.read_bytes()[:2000]), ("empty", b"")):
-        (tmp_path / f"{name}.onnx").write_bytes(data)
-        shutil.copy(onnx_file.with_suffix(".preprocessing.json"), tmp_path / f"{name}.preprocessing.json")
-        with pytest.raises(InputError, match=rf"{name}\.onnx"):
-            open_exported(tmp_path / f"{name}.onnx")
-    others = ("", "[]", "{}", '{"dim": 8}', "[" * 100_000, json.dumps({**values, "dim": "8", "fingerprint": []}))
-    for text in others:
-        (tmp_path / "model.preprocessing.json").write_text(text)
-        with pytest.raises(InputError, match=r"model\.(onnx|preprocessing)") as error:
-            open_exported(tmp_path / "model.onnx")
-        assert len(str(error.value).splitlines()) == 1
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"broken\.jpg: cannot be read"):
         OnnxEmbedder(onnx_file).embed([tmp_path / "broken.jpg"])
+
+
+RNG = np.random.default_rng(0)
+
+
+def save_pictures(folder: Path) -> list[Path]:
+    files = []
+
+    def save(name: str, image: Image.Image, **options: object) -> None:
+        image.save(folder / name, **options)
+        files.append(folder / name)
+
+    for orientation in range(1, 10):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        save(f"odd{orientation}.jpg", _picture(171, 125), exif=exif)
+        save(f"even{orientation}.jpg", _picture(176, 128, smooth=False), exif=exif)
+    for width, height in ((350, 250), (141, 129), (50, 35), (17, 16), (1, 1), (2, 50), (250, 25), (300, 26)):
+        save(f"{width}.jpg", _picture(width, height))
+        save(f"{width}.png", _picture(width, height, smooth=False))
+        save(f"gray{width}.jpg", _picture(width, height, 1))
+    small = _picture(90, 70)
+    save("palette.png", small.convert("P"))
+    save("palette_transparent.png", small.convert("P"), transparency=3)
+    save("rgba.png", _picture(90, 70, 4))
+    save("la.png", _picture(90, 70, 4).convert("LA"))
+    save("gray_transparent.png", _picture(90, 70, 1), transparency=77)
+    save("bits.png", small.convert("1"))
+    save("cmyk.jpg", _picture(230, 170).convert("CMYK"))
+    save("uint16.png", Image.fromarray(RNG.integers(0, 65536, (70, 90), dtype=np.uint16)))
+    save("int32.tif", Image.fromarray(RNG.integers(0, 2**30, (70, 90), dtype=np.int32)))
+    save("float32.tif", Image.fromarray(RNG.random((70, 90), dtype=np.float32)))
+    for mode, name in (("RGB", "wide.png"), ("RGBA", "wide_rgba.png"), ("RGB", "wide.jpg"), ("CMYK", "wide_cmyk.jpg")):
+        save(name, _picture(230, 170).convert(mode), icc_profile=adobe_rgb())
+    save("still.webp", _picture(100, 150))
+    save("still.gif", _picture(100, 150))
+    return files
+
+
+def _picture(width: int, height: int, channels: int = 3, smooth: bool = True) -> Image.Image:
+    shape = (9, 12) if smooth else (height, width)
+    values = RNG.integers(0, 256, (*shape, channels), dtype=np.uint8)
+    return Image.fromarray(values.squeeze(axis=2) if channels == 1 else values).resize((width, height))

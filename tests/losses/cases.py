@@ -224,7 +224,6 @@ _VARIANTS: list[Case] = [
     Case(HistogramLoss, references.histogram, {"bins": 7}),
     # Every miner with one loss.
     *(_mined(ContrastiveLoss, references.contrastive, miner, reduction="anchors") for miner in MINERS),
-    # Every additive loss with mixed examples.
 ]
 
 _MINED: list[Case] = [

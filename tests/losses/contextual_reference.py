@@ -1,8 +1,7 @@
 """The contextual loss as its paper writes it: dense, cubic, in float64: the library must compute the same.
 
 :func:`contextual_similarity` is Algorithm 1 line by line, with the variants of Table 5 beside the lines that they
-change, and autograd gives the gradient. :func:`loss_by_loops` is Eq. (1) to (5) in plain numbers. Nothing of the
-library is used.
+change, and autograd gives the gradient. Nothing of the library is used.
 """
 
 from __future__ import annotations
@@ -151,38 +150,3 @@ class Corrected(torch.autograd.Function):
         positive, negative = ctx.saved_tensors
         g = torch.where(positive, g.clamp(min=0), g)
         return torch.where(negative, g.clamp(max=0), g), None, None
-
-
-def loss_by_loops(vectors: list[list[float]], labels: list[int], k: int, epsilon: float = 0.05) -> float:
-    """Eq. (1) to (5) for one pair after the other, in sets and numbers."""
-    n = len(vectors)
-    lengths = [sum(a * a for a in x) ** 0.5 for x in vectors]
-    unit = [[a / length for a in x] for x, length in zip(vectors, lengths, strict=True)]
-    d = [[2 - 2 * sum(a * b for a, b in zip(x, y, strict=True)) for y in unit] for x in unit]
-
-    def neighbors(i: int, k: int) -> set[int]:
-        border = sorted(d[i])[k - 1] + epsilon
-        return {j for j in range(n) if d[i][j] <= border + TIE}
-
-    near = [neighbors(i, k) for i in range(n)]
-    far = [set(range(n)) - near[i] for i in range(n)]
-    nearest = [neighbors(i, k // 2) for i in range(n)]
-
-    def w_1(i: int, j: int) -> float:
-        if j not in near[i]:
-            return 0.0
-        shared = len(near[i] & near[j]) / len(near[i])
-        shared_not = len(far[i] & far[j]) / len(far[i]) if far[i] else 1.0
-        return (shared + shared_not) / 2
-
-    def w_2(i: int, j: int) -> float:
-        reciprocal = [p for p in range(n) if p in nearest[i] and i in nearest[p]]
-        return sum(w_1(p, j) for p in reciprocal) / len(reciprocal)
-
-    total = 0.0
-    for i in range(n):
-        for j in range(n):
-            if i != j:
-                y = 1.0 if labels[i] == labels[j] else 0.0
-                total += (y - (w_2(i, j) + w_2(j, i)) / 2) ** 2
-    return total / n**2

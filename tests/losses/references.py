@@ -316,16 +316,15 @@ def recall_at_k(
     """RS@k paper, Eq. (5) to (7), divided and clipped as said below Eq. (7)."""
     ks = [k] if isinstance(k, int) else list(k)
 
-    def recall(a: Anchor, k: int) -> Tensor:
-        found = _sum(
-            _sigmoid(k - 1 - _sum(_sigmoid(d, similarity_temperature) for d in _differences(a, x)), rank_temperature)
-            for x in a.positives
-        )
-        return found.clamp(max=k) / min(k, len(a.positives))
+    def recall(ranks: list[Tensor], k: int) -> Tensor:
+        found = _sum(_sigmoid(k - rank, rank_temperature) for rank in ranks)
+        return found.clamp(max=k) / min(k, len(ranks))
 
-    return _over_anchors(
-        anchors, _if_positives(lambda a: _mean([1 - recall(a, k) for k in ks])), reduction, _has_a_positive
-    )
+    def error(a: Anchor) -> Tensor:
+        ranks = [1 + _sum(_sigmoid(d, similarity_temperature) for d in _differences(a, x)) for x in a.positives]
+        return _mean([1 - recall(ranks, k) for k in ks])
+
+    return _over_anchors(anchors, _if_positives(error), reduction, _has_a_positive)
 
 
 def smooth_ap(anchors: list[Anchor], temperature: float = 0.01, reduction: str = "contributing") -> Tensor:
@@ -386,11 +385,10 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
         return _fraction(s, centers[m], width)
 
     def average_precision(a: Anchor) -> Tensor:
-        total = _sum([])
+        total = found = others = _sum([])
         for m in range(nodes):
             here = _sum(assigned(s, m) for s in a.positives.values())
-            found = _sum(assigned(s, i) for s in a.positives.values() for i in range(m + 1))
-            others = _sum(assigned(s, i) for s in a.negatives.values() for i in range(m + 1))
+            found, others = found + here, others + _sum(assigned(s, m) for s in a.negatives.values())
             if found + others > 1e-9:  # else the precision is not defined
                 total = total + found / (found + others) * here / len(a.positives)
         return total

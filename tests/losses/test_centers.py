@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
 
-from tests.losses import center_references as by_hand
 from tests.losses.batches import Batch, realistic_batch
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal.losses import CenterContrastiveLoss, ClusterContrastLoss, proxy_anchor
+from vicinal.losses import (
+    CenterBasedLoss,
+    CenterContrastiveLoss,
+    ClusterContrastLoss,
+    CosFaceLoss,
+    NormSoftmaxLoss,
+    proxy_anchor,
+)
 from vicinal.similarity import center_sum, normalize
 from vicinal.similarity.pair_source import PairSource
 
@@ -86,6 +94,15 @@ def test_either_side_alone_has_its_gradient(case: str) -> None:
     torch.testing.assert_close(value_and_gradients(loss, batch)[1], grad_embeddings, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(("margin", "other"), [(0.3, partial(CosFaceLoss, margin=0.3)), (0.0, NormSoftmaxLoss)])
+def test_ccl_without_its_center_term_is_another_loss(margin: float, other: Callable[..., CenterBasedLoss]) -> None:
+    batch, loss = BATCHES["many classes"], other(13, 8, scale=16).double()
+    ccl = CenterContrastiveLoss(13, 8, margin=margin, label_smoothing=0, center_weight=0).double()
+    ccl.load_state_dict(loss.state_dict())
+    got, expected = (value_and_gradients(each, batch, [each.centers]) for each in (ccl, loss))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
 # Edges ----------------------------------------------------------------------------------------------------------------
 
 
@@ -106,17 +123,6 @@ def test_zero_and_equal_vectors(case: str) -> None:
                 loss.centers.data.zero_()
             for tensor in value_and_gradients(loss, Batch(x, labels), list(loss.parameters())):
                 assert tensor.isfinite().all(), name
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if name != "ProxyNCA"])  # which refuses it
-def test_one_class(case: str) -> None:
-    """Without other classes a loss depends on the similarity to the own class alone."""
-    value, *gradients = CASES[case].values(BATCHES["one class"], 1)
-    assert value.isfinite()
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    if case.startswith(("NormSoftmax", "CosFace", "ArcFace", "ProxyNCA++", "cross-entropy", "cluster")):
-        assert value == 0
-        assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -231,38 +237,16 @@ def test_the_gradient_of_very_short_centers_is_bounded(case: str) -> None:
         assert part.abs().max() < 1e5
 
 
-# A million classes ----------------------------------------------------------------------------------------------------
-
-
-def ccl_in_float64(x: Tensor, labels: Tensor, loss: CenterContrastiveLoss) -> list[Tensor]:
-    """By plain operations on the whole matrix."""
-    centers, is_own = (
-        loss.centers.detach().double().requires_grad_(),
-        torch.arange(len(loss.centers)) == labels[:, None],
-    )
-    targets = torch.where(is_own, 1 - loss.label_smoothing, loss.label_smoothing / (len(centers) - 1)).double()
-
-    def formula(x: Tensor, _: Tensor) -> Tensor:
-        cosines = by_hand.unit(x) @ by_hand.unit(centers).T
-        log_fractions = (loss.scale * (cosines - loss.margin * is_own)).log_softmax(dim=1)
-        return (-(targets * log_fractions).sum(dim=1) - 2 * loss.center_weight * cosines[is_own]).mean()
-
-    return value_and_gradients(formula, Batch(x.double(), labels), [centers])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", [{"label_smoothing": 0.0, "center_weight": 0.0}, {"margin": 0.3, "center_weight": 2.0}]
-)
-def test_a_million_classes_in_float16(more: dict[str, float]) -> None:
-    classes, dim = 1_000_000, 16
-    torch.manual_seed(0)
-    loss = CenterContrastiveLoss(classes, dim, **more)
-    x, labels = torch.randn(8, dim).half(), torch.tensor([0, classes - 1, *torch.randint(classes, (6,)).tolist()])
+@pytest.mark.parametrize("case", ["NormSoftmax", "CCL, margin"])
+def test_a_million_classes_in_float16(case: str) -> None:
+    classes, generator = 1_000_000, torch.Generator().manual_seed(0)
+    batch = Batch(torch.randn(4, 4, generator=generator).half(), torch.tensor([0, classes - 1, 7, 7]))
+    loss = CASES[case].loss(classes, 4)
     with torch.autocast("cpu", dtype=torch.float16):
-        value, by_x, grad_centers = value_and_gradients(loss, Batch(x, labels), [loss.centers])
+        value, by_x, grad_centers = value_and_gradients(loss, batch, [loss.centers])
     assert by_x.dtype == torch.float16
     assert grad_centers.dtype == loss.centers.dtype == torch.float32
-    expected = ccl_in_float64(x, labels, loss)
+    expected = CASES[case].values_by_hand(batch, classes)
     assert_near([value, grad_centers], expected[::2], 1e-5)
     assert_near([by_x], [expected[1]], 1e-3)

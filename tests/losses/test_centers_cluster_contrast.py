@@ -42,23 +42,6 @@ def test_embeddings_are_compared_with_the_centers_before_they_move() -> None:
     assert loss(X, LABELS) < still(X, LABELS)  # they are nearer now
 
 
-def test_nothing_moves_in_evaluation() -> None:
-    loss = made().eval()
-    before = loss.centers.clone()
-    loss(X, LABELS)
-    assert torch.equal(loss.centers, before)
-
-
-def test_centers_are_in_the_state() -> None:
-    loss, other = made(), ClusterContrastLoss(momentum=0.3)
-    loss(X, LABELS)
-    other.load_state_dict(loss.float().state_dict())
-    assert not other.centers.requires_grad
-    for _ in range(2):
-        assert torch.equal(other.centers, loss.centers)
-        assert other(X, LABELS) == loss(X, LABELS)
-
-
 def test_half_precision_embeddings_move_centers_in_float32() -> None:
     loss = ClusterContrastLoss(CLASSES, DIM)
     for dtype in (torch.float16, torch.bfloat16):

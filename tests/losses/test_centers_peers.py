@@ -59,21 +59,12 @@ def made(kind: type[nn.Module], **arguments: object) -> nn.Module:
 
 PAIRS = {
     "NormSoftmax": (made(NormSoftmaxLoss), made(peers.NormalizedSoftmaxLoss)),
-    "NormSoftmax at 16": (made(NormSoftmaxLoss, scale=16), made(peers.NormalizedSoftmaxLoss, temperature=1 / 16)),
     "CosFace": (made(CosFaceLoss), made(peers.CosFaceLoss)),
-    "CosFace at 16": (made(CosFaceLoss, scale=16, margin=0.1), made(peers.CosFaceLoss, scale=16, margin=0.1)),
     # Their margin is in degrees, 28.6 by default, and beyond pi the exponent is the same.
     "ArcFace": (made(ArcFaceLoss), made(peers.ArcFaceLoss, margin=math.degrees(0.5))),
-    "ArcFace, wide": (
-        made(ArcFaceLoss, scale=16, margin=1.9),
-        made(peers.ArcFaceLoss, scale=16, margin=math.degrees(1.9)),
-    ),
     # Theirs has the own class in the sum: it is normalized softmax, at scale 2 for squared distances.
     "ProxyNCA": (made(NormSoftmaxLoss, scale=2), made(peers.ProxyNCALoss)),
-    "ProxyNCA at 18": (made(NormSoftmaxLoss, scale=18), made(peers.ProxyNCALoss, softmax_scale=9)),
     "ProxyAnchor": (made(ProxyAnchorLoss), made(peers.ProxyAnchorLoss)),
-    "ProxyAnchor at 8": (made(ProxyAnchorLoss, alpha=8, margin=0.3), made(peers.ProxyAnchorLoss, alpha=8, margin=0.3)),
-    "SoftTriple": (made(SoftTripleLoss, regularizer=0), made(peers.SoftTripleLoss)),
     "SoftTriple, 3": (
         made(SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, scale=8, regularizer=0),
         made(peers.SoftTripleLoss, centers_per_class=3, gamma=0.5, margin=0.2, la=8),
@@ -96,32 +87,16 @@ def test_same_formula(name: str) -> None:
     assert_equal(*PAIRS[name])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_torchs_cross_entropy(smoothing: float) -> None:
+def test_torchs_cross_entropy() -> None:
     """Torch spreads its smoothing over all classes, one's own too; ours, as CCL has it, goes to the others."""
-    loss = made(CrossEntropyLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
+    loss = made(CrossEntropyLoss, label_smoothing=0.1 * (CLASSES - 1) / CLASSES).double()
     nn.init.normal_(loss.bias)
     parameters = [loss.centers, loss.bias]
     weight, bias = (p.detach().clone().requires_grad_() for p in parameters)
 
     def theirs(x: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=smoothing)
+        return F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=0.1)
 
     batch = batch_of(0, torch.float64)
     got, expected = value_and_gradients(loss, batch, parameters), value_and_gradients(theirs, batch, [weight, bias])
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_torchs_cross_entropy_of_cosines(smoothing: float) -> None:
-    """The same for normalized softmax, written as its users do."""
-    loss = made(NormSoftmaxLoss, label_smoothing=smoothing * (CLASSES - 1) / CLASSES).double()
-    centers = loss.centers.detach().clone().requires_grad_()
-
-    def theirs(x: Tensor, labels: Tensor) -> Tensor:
-        cosines = F.linear(F.normalize(x), F.normalize(centers))
-        return F.cross_entropy(20 * cosines, labels, label_smoothing=smoothing)
-
-    batch = batch_of(0, torch.float64)
-    got, expected = value_and_gradients(loss, batch, [loss.centers]), value_and_gradients(theirs, batch, [centers])
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)

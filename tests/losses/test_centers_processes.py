@@ -26,7 +26,7 @@ CLASSES = {"shuffled": 7, "singletons": 5, "many classes": 13}
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def run(world: int, folder: Path, block: int | None = None) -> list[dict[Any, Any]]:
+def run(world: int, folder: Path, block: int | None) -> list[dict[Any, Any]]:
     """The results of each process, with blocks of so many similarities."""
     port = free_port()
     mp.spawn(_process, (world, port, folder, block), nprocs=world)
@@ -34,14 +34,10 @@ def run(world: int, folder: Path, block: int | None = None) -> list[dict[Any, An
 
 
 @pytest.mark.slow
-def test_two_processes_with_shards(tmp_path: Path) -> None:
-    _check_shards(run(2, tmp_path))
-
-
-@pytest.mark.slow
-def test_three_processes_with_shards(tmp_path: Path) -> None:
-    """In blocks of few anchors, which processes with shards of unequal sizes must go over in step."""
-    _check_shards(run(3, tmp_path, block=20))
+@pytest.mark.parametrize(("world", "block"), [(2, None), (3, 20)])
+def test_shards(world: int, block: int | None, tmp_path: Path) -> None:
+    """Also in blocks of few anchors, which processes with shards of unequal sizes must go over in step."""
+    _check_shards(run(world, tmp_path, block))
 
 
 def _named(*names: str) -> Any:

@@ -15,9 +15,16 @@ from tests.losses import cases, center_cases
 from tests.losses.batches import LOOSE_DISTANCES, Batch, nasty_batches
 from tests.losses.contextual_reference import VARIANTS
 from tests.losses.gradients import value_and_gradients
-from tests.losses.test_contextual import SAMPLES, sum_of_losses
+from tests.losses.test_contextual import SAMPLES
 from tests.processes import run_groups
-from vicinal.losses import ContextualLoss, CosFaceLoss, Loss, MultiSimilarityLoss, SimilarityRegularizer
+from vicinal.losses import (
+    ContextualLoss,
+    ContrastiveLoss,
+    CosFaceLoss,
+    Loss,
+    MultiSimilarityLoss,
+    SimilarityRegularizer,
+)
 from vicinal.matryoshka import Matryoshka
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
@@ -30,7 +37,7 @@ NEIGHBORHOODS: dict[str, Callable[[], Loss]] = {
     "contextual": ContextualLoss,
     **{name: partial(ContextualLoss, 3, **options) for name, options in VARIANTS.items() if options},
     "regulariser": SimilarityRegularizer,
-    "Eq. (6)": sum_of_losses,
+    "Eq. (6)": lambda: 0.8 * ContextualLoss() + 0.2 * ContrastiveLoss(0.75, 0.6) + 0.1 * SimilarityRegularizer(0.3),
     "memory": lambda: CrossBatchMemory(ContextualLoss(4), 40),
 }
 

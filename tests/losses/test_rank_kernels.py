@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.batches import Batch, nasty_batches
-from vicinal.losses import Loss, RecallAtKLoss, SmoothAPLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
-from vicinal.mining import MultiSimilarityMiner
+from vicinal.losses import Loss, RecallAtKLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
 from vicinal.mixing import SiMix
 from vicinal.utils import devices
 
@@ -19,10 +18,8 @@ rank_kernels = pytest.importorskip(
 )
 
 LOSSES = {
-    "RS@k": lambda: RecallAtKLoss(),
-    "RS@k, mined": lambda: RecallAtKLoss(miner=MultiSimilarityMiner(), tile_rows=3),
+    "RS@k": lambda: RecallAtKLoss(tile_rows=3),
     "RS@k, SiMix": lambda: SiMix(RecallAtKLoss()),
-    "Smooth-AP": lambda: SmoothAPLoss(),
     "SupAP": lambda: SupAPLoss(),
     "triplets": lambda: TripletLoss(),
     "triplets, soft": lambda: TripletLoss(soft=True, margin=0.0),

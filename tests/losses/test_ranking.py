@@ -93,10 +93,7 @@ def test_recall_of_cold_temperatures(batch: str, k: int) -> None:
     assert cold_recall(k)(*BATCHES[batch]).item() == pytest.approx(np.mean(expected), abs=1e-12)
 
 
-def test_several_k_are_averaged_and_none_is_below_zero() -> None:
-    for x, labels in BATCHES.values():
-        values = [losses.RecallAtKLoss(k)(x, labels) for k in (1, 3, 10, 10)]
-        torch.testing.assert_close(losses.RecallAtKLoss([1, 3, 10, 10])(x, labels), torch.stack(values).mean())
+def test_recall_is_at_most_one() -> None:
     together = torch.ones(40, 3, dtype=torch.float64) + torch.eye(40, 3, dtype=torch.float64) * 1e-7
     for k in (1, 2, 8):  # forty near ranks would count more than k
         values = losses.RecallAtKLoss(k, rank_temperature=30)(together, torch.zeros(40, dtype=torch.int64))
@@ -112,18 +109,12 @@ def test_smooth_ap_of_a_cold_temperature_is_average_precision(batch: str) -> Non
     assert losses.SmoothAPLoss(COLD)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.0371])  # ties of moved similarities are a matter of rounding: no difference
 @pytest.mark.parametrize("batch", BATCHES)
-def test_blackbox_ap_without_a_margin_is_average_precision(batch: str) -> None:
-    expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
-    assert losses.BlackboxAPLoss(margin=0)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("batch", BATCHES)
-def test_blackbox_ap_with_a_margin_is_that_of_moved_similarities(batch: str) -> None:
-    # Ties of moved similarities are a matter of rounding, so the margin is not a difference of two.
-    moved = [Ranking(r.scores - 0.0371 * r.relevant, r.relevant) for r in rankings(*BATCHES[batch])]
+def test_blackbox_ap_is_average_precision_of_similarities_moved_by_the_margin(batch: str, margin: float) -> None:
+    moved = [Ranking(r.scores - margin * r.relevant, r.relevant) for r in rankings(*BATCHES[batch])]
     expected = 1 - np.mean([r.average_precision for r in moved])
-    assert losses.BlackboxAPLoss(margin=0.0371)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
+    assert losses.BlackboxAPLoss(margin=margin)(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -152,13 +143,6 @@ def test_sup_ap_of_a_cold_temperature_and_no_slope(batch: str) -> None:
     assert loss.item() == pytest.approx(np.mean(expected), abs=1e-12)
 
 
-def test_sup_ap_is_average_precision_where_the_ranking_is_perfect() -> None:
-    x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.1], [-1.0, 0.0], [-0.9, 0.1]], dtype=torch.float64)
-    labels = torch.tensor([0, 0, 0, 1, 1])
-    assert all(r.average_precision == 1 for r in rankings(x, labels))
-    assert losses.SupAPLoss(COLD)(x, labels) == 0
-
-
 BINNED = {"FastAP": partial(losses.FastAPLoss, 16), "SoftBinAP": partial(losses.SoftBinAPLoss, 17)}
 
 
@@ -168,44 +152,6 @@ def test_binned_ap_of_similarities_on_nodes_is_average_precision(name: str) -> N
     for batch in ("ties", "many ties"):
         expected = 1 - np.mean([r.average_precision for r in rankings(*BATCHES[batch])])
         assert BINNED[name]()(*BATCHES[batch]).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_binned_ap_of_many_bins_approaches_average_precision() -> None:
-    """The division of a similarity between two bins matters at the first ranks only; here are many references."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(600) % 3
-    x = torch.randn(3, 6, generator=generator, dtype=torch.float64)[labels]
-    x = x + 1.5 * torch.randn(600, 6, generator=generator, dtype=torch.float64)
-    exact = 1 - np.mean([r.average_precision for r in rankings(x, labels)])
-    assert 0.2 < exact < 0.8
-    for make in (losses.FastAPLoss, lambda bins: losses.SoftBinAPLoss(bins + 1)):
-        errors = [abs(make(bins)(x, labels).item() - exact) for bins in (3, 30, 2000)]
-        assert errors == sorted(errors, reverse=True)
-        assert errors[-1] < 0.003
-
-
-def test_soft_bin_ap_is_fast_ap_by_nodes() -> None:
-    for x, labels in BATCHES.values():
-        assert torch.equal(losses.SoftBinAPLoss(nodes=21)(x, labels), losses.FastAPLoss(bins=20)(x, labels))
-    assert losses.SoftBinAPLoss().bins == 19
-
-
-# Means ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", RANKING)
-def test_queries_without_positives_are_left_out_of_the_mean(kind: type[losses.RankingLoss]) -> None:
-    """They still are references of the others."""
-    x, labels = BATCHES["random"]
-    counts = (labels[:, None] == labels).sum(dim=1)
-    order = (counts == 1).int().argsort(stable=True)
-    x, labels, with_positives = x[order], labels[order], 24
-    value = kind()(x, labels)
-    torch.testing.assert_close(kind()(x[:24], labels[:24], x, labels, 0), value)
-    torch.testing.assert_close(kind(reduction="sum")(x, labels), with_positives * value)
-    torch.testing.assert_close(kind(reduction="anchors")(x, labels), with_positives / 26 * value)
-    without = pair_weights(kind(), PairSource.from_batch(x, labels))[24:]
-    assert not without.any()
 
 
 @pytest.mark.parametrize("kind", RANKING)
@@ -238,21 +184,6 @@ def test_roadmap_is_its_two_terms() -> None:
 # Gradients ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("interpolation", [0.3, 4.0, 50.0])
-def test_rows_of_the_combinatorial_gradient(interpolation: float) -> None:
-    """Ranks are exchanged: a row of whole numbers of ranks that adds up to 0, of positives not above."""
-    for batch in WITHOUT_TIES:
-        x, labels = BATCHES[batch]
-        loss = losses.BlackboxAPLoss(interpolation, reduction="sum")
-        signed = pair_weights(loss, PairSource.from_batch(x, labels), signed=True) * interpolation
-        assert signed.any()
-        torch.testing.assert_close(signed.sum(dim=1), torch.zeros(26, dtype=torch.float64))
-        torch.testing.assert_close(signed, signed.round())
-        same = labels[:, None] == labels
-        assert (signed.masked_fill(same, 0) >= 0).all()
-        assert (signed.masked_fill(~same, 0).sum(dim=1) <= 0).all()
-
-
 def clustered(spread: float, n: int = 256, dim: int = 64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n) // 4
@@ -283,3 +214,14 @@ def test_a_class_of_hundreds_takes_the_memory_of_a_tile(kind: type[losses.Rankin
 
     tile = 8 * 2000 * 4
     assert largest_allocation(forward_and_backward) <= max(2 * tile, x.nbytes)
+
+
+def test_ties_do_not_depend_on_rounding() -> None:
+    """The similarities of one pair of vectors differ by rounding from tile to tile; as ties they must not."""
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(8, 7, generator=generator)[torch.randint(0, 8, (37,), generator=generator)]
+    labels = (x[:, 0] > 0).long()
+    for kind in (losses.SupAPLoss, losses.BlackboxAPLoss):
+        for tile_rows in (None, 1, 3):
+            value = kind(tile_rows=tile_rows)(x, labels)
+            torch.testing.assert_close(value, kind()(x.double(), labels).float(), rtol=1e-5, atol=0)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.models import test_embedder
+from tests.models.test_embedder import images
 from tests.refusals import refused_call
-from vicinal.data import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.head import AvgMaxPool, AvgPool, ClassToken, GeM, MaxPool, to_feature_maps
 from vicinal.retrieval import PCAWhitening
@@ -22,13 +23,7 @@ WIDTH = 96  # of test_resnet
 
 
 def build(seed: int = 0, **arguments: Any) -> Embedder:
-    torch.manual_seed(seed)
-    settings = {"dim": 8, "pretrained": False, "transform": ImageTransform(size=32), **arguments}
-    return Embedder("test_resnet", **settings).eval()
-
-
-def images(number: int = 6) -> Tensor:
-    return torch.randn(number, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+    return test_embedder.build(seed=seed, **arguments).eval()
 
 
 def pooled(model: Embedder, x: Tensor) -> Tensor:
@@ -62,8 +57,8 @@ def test_a_hidden_layer_makes_the_head_an_mlp(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     torch.testing.assert_close(Embedder.from_pretrained(tmp_path / "model")(images()), model(images()))
     PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, WIDTH)), 8).save(tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match="head_whitening needs one linear layer; leave out hidden"):
-        build(hidden=12, head_whitening=tmp_path / "w.safetensors")
+    whitening = tmp_path / "w.safetensors"
+    refused_call("head_whitening needs one linear layer; leave out hidden", build, hidden=12, head_whitening=whitening)
     refused_call("hidden is 12; it must be left out without dim", build, hidden=12, dim=None)
     refused_call("hidden is 0; it must be an integer from 1", build, hidden=0)
 

@@ -7,10 +7,10 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay
 
+from tests.refusals import refused_call
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, train_biases_and_norms, train_last_blocks
 from vicinal.models.backbones import layer_depths
-from vicinal.utils.errors import InputError
 
 
 def embedder(backbone: str = "test_vit", **more: object) -> Embedder:
@@ -71,10 +71,7 @@ def test_biases_and_norms_are_trained() -> None:
     assert all(norm.training for norm in norms)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "message"),
-    [(0, "blocks is 0; it must be an integer from 1 to 6, the blocks of test_vit"), (7, "blocks is 7; .* 1 to 6")],
-)
-def test_invalid_numbers_of_blocks_are_refused(blocks: int, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        train_last_blocks(embedder(), blocks)
+def test_invalid_numbers_of_blocks_are_refused() -> None:
+    model, message = embedder(), "blocks is 0; it must be an integer from 1 to 6, the blocks of test_vit"
+    refused_call(message, train_last_blocks, model, 0)
+    refused_call("blocks is 7; .* 1 to 6", train_last_blocks, model, 7)

@@ -14,8 +14,7 @@ import timm
 import torch
 import yaml
 
-from tests.models import folders
-from tests.models.folders import change, rewrite
+from tests.models.test_embedder import images
 from tests.refusals import refused_call
 from vicinal.data import ImageTransform
 from vicinal.models import Embedder, model_folder
@@ -29,8 +28,18 @@ def build(backbone="test_resnet", seed=0, **arguments):
     return Embedder(backbone, **{"dim": 8, "pretrained": False, "transform": TRANSFORM, **arguments})
 
 
-def images():
-    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+def change(folder, **values):
+    """Set keys of the config; the value DELETE takes one out."""
+    config = json.loads((folder / "config.json").read_text())
+    config.update(values)
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "DELETE"}))
+
+
+def rewrite(folder, edit):
+    """Edit the tensors by name in place."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    edit(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.fixture
@@ -119,9 +128,7 @@ def test_models_of_others_are_not_replaced(folder, config):
     if config is not None:
         (folder / "config.json").write_text(config)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(InputError, match=r"cannot save a model to .*; give a folder of its own") as error:
-        build(seed=1).save_pretrained(folder)
-    assert "\n" not in str(error.value)
+    refused_call(r"cannot save a model to .*; give a folder of its own", build(seed=1).save_pretrained, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -146,7 +153,7 @@ def test_weights_of_different_dtypes_are_refused(tmp_path, folder):
     safetensors.torch.save_file(
         {k: v.contiguous() for k, v in model.state_dict().items()}, folder / "model.safetensors"
     )
-    no_model(folder, r"model\.safetensors: weights of different dtypes")
+    refused_call(r"model\.safetensors: weights of different dtypes", Embedder.from_pretrained, folder)
 
 
 @pytest.mark.parametrize("values", [{"loss": float("nan")}, {"when": object()}])
@@ -170,27 +177,18 @@ def test_a_full_disk_leaves_the_former_model(tmp_path, folder, monkeypatch, file
     assert os.listdir(tmp_path) == ["model"]
 
 
-def no_model(source, message):
-    folders.refused(Embedder, source, message)
-
-
 HOSTILE_CONFIGS = [
     ({"format": "pytorch"}, r"not the config of a Vicinal model"),
     ({"version": 2}, r"version is 2; this Vicinal reads version 1"),
     ({"color": "red"}, r"unknown key 'color'"),
     ({"dim": "DELETE"}, r"dim is missing"),
-    ({"dim": float("nan")}, r"dim is nan; it must be int"),
     ({"dim": 10**15}, r"dim is 1000000000000000; it must be an integer"),
     ({"dim": 65536}, r"model\.safetensors: head\.1\.weight has shape \(8, 96\); config\.json calls for"),
     ({"projector": 5}, r"model\.safetensors: lacks tensor projector\.bias and 1 more"),
-    ({"pooling": "gem", "learned_p": True}, r"model\.safetensors: lacks tensor pooling\.p"),
-    ({"norm": "layer_affine"}, r"model\.safetensors: lacks tensor head\.0\."),
     ({"freeze_batch_norm": True}, r"freeze_batch_norm is True; it must be str"),
     ({"pooling": "token"}, r"test_resnet has no class token"),
     ({"backbone": "test_vit"}, r"model\.safetensors: lacks tensor backbone\.blocks"),
-    ({"backbone_args": {"channels": [32, 48, 40, 96]}}, r"model\.safetensors: backbone\.\S+ has shape"),
     ({"backbone_args": {"channels": [10**12, 8, 8, 8]}}, r"backbone_args: 1000000000000 is too large"),
-    ({"backbone_args": {"layers": [10**9] * 4}}, r"backbone_args: 1000000000 is too large"),
     ({"transform": {}}, r"config\.json: transform: size is missing"),
     ({"transform": {"size": 32, "evil": 1}}, r"unknown key 'evil'"),
     ({"transform": {"size": 10**9}}, r"transform: 1000000000 is too large"),
@@ -223,7 +221,7 @@ def written(name, change_bytes):
 )  # fmt: skip
 def test_damaged_and_hostile_folders(folder, edit, message):
     edit(folder)
-    no_model(folder, message)
+    refused_call(message, Embedder.from_pretrained, folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
@@ -232,16 +230,20 @@ def test_pickles_are_never_opened(folder, name, monkeypatch):
     (folder / "model.safetensors").unlink()
     torch.save(state, folder / name)
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened a pickle"))
-    no_model(folder, f"{name} is a pickle, which could run code and is never opened")
+    refused_call(f"{name} is a pickle, which could run code and is never opened", Embedder.from_pretrained, folder)
 
 
 def test_no_model_there(tmp_path, folder):
-    no_model(tmp_path / "nothing", "no such folder .*nothing")
-    no_model("nothing", "no such folder nothing")
-    no_model(folder / "config.json", "is a file")
+    refused_call("no such folder .*nothing", Embedder.from_pretrained, tmp_path / "nothing")
+    refused_call("no such folder nothing", Embedder.from_pretrained, "nothing")
+    refused_call("is a file", Embedder.from_pretrained, folder / "config.json")
     (tmp_path / "empty").mkdir()
-    no_model(tmp_path / "empty", r"has no config\.json")
-    no_model("someone/model-that-is-nowhere", "no folder someone/model-that-is-nowhere here, and none from the hub")
+    refused_call(r"has no config\.json", Embedder.from_pretrained, tmp_path / "empty")
+    refused_call(
+        "no folder someone/model-that-is-nowhere here, and none from the hub",
+        Embedder.from_pretrained,
+        "someone/model-that-is-nowhere",
+    )
 
 
 def test_loading_from_the_hub_reads_three_files_only(folder, monkeypatch):
@@ -256,8 +258,6 @@ def test_loading_from_the_hub_reads_three_files_only(folder, monkeypatch):
 
 @pytest.fixture
 def uploaded(tmp_path, monkeypatch):
-    """The folder that is uploaded."""
-
     def create(self, repo_id, private, exist_ok):
         assert (repo_id, private, exist_ok) == ("me/model", True, True)
         return huggingface_hub.RepoUrl("https://huggingface.co/me/model")
@@ -281,26 +281,22 @@ def test_what_is_uploaded_is_the_saved_folder(folder, uploaded):
 
 def test_an_upload_that_fails():
     refused_call("cannot upload to 'me/model'", lambda: build().push_to_hub("me/model"))
-    with pytest.raises(InputError, match=r"^'my model' cannot be the name of a model on the Hugging Face Hub"):
-        build().push_to_hub("my model")
+    refused_call(r"^'my model' cannot be the name of a model on the Hugging Face Hub", build().push_to_hub, "my model")
 
 
-@pytest.mark.parametrize(
-    ("model", "text", "license_name"),
-    [
+def test_the_card_says_what_is_known_of_data_and_license(tmp_path):
+    for model, text, license_name in (
         ({"pretrained": True}, "Its backbone started from the published weights of `test_resnet`, whose license is", 1),
         ({"pretrained": False}, "Its backbone started from random weights.", 0),
         ({}, "If its backbone started from the published weights of `test_resnet`, whose license is", 0),
         ("broken", "If its backbone started from", 0),
-    ],
-)
-def test_the_card_says_what_is_known_of_data_and_license(tmp_path, model, text, license_name):
-    recipe = {"data": {"source": "/home/me/birds"}, "model": model}
-    build().save_pretrained(tmp_path / "model", recipe=recipe)
-    _, front, card = (tmp_path / "model/README.md").read_text().split("---\n", 2)
-    assert text in card
-    assert "trained on the training split of `birds`" in card
-    assert ("license" in yaml.safe_load(front)) is bool(license_name)
+    ):
+        recipe = {"data": {"source": "/home/me/birds"}, "model": model}
+        build().save_pretrained(tmp_path / "model", recipe=recipe)
+        _, front, card = (tmp_path / "model/README.md").read_text().split("---\n", 2)
+        assert text in card
+        assert "trained on the training split of `birds`" in card
+        assert ("license" in yaml.safe_load(front)) is bool(license_name)
 
 
 def save_exported(folder, fingerprint):

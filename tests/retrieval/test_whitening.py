@@ -138,8 +138,7 @@ def test_bad_input() -> None:
         ({"shrinkage": float("nan")}, "shrinkage is nan"),
         ({"shrinkage": "0.1"}, r"shrinkage is '0\.1'; it must be from 0 to 1"),
     ):
-        with pytest.raises(InputError, match=message):
-            PCAWhitening.fit(cloud(), **arguments)
+        refused_call(message, PCAWhitening.fit, cloud(), **arguments)
     refused_call("1 vectors to learn a whitening from; at least two are needed", lambda: PCAWhitening.fit(cloud(1)))
     found = PCAWhitening.fit(cloud())
     refused_call("vectors have 3 dimensions, the whitening was learned on 12", lambda: found.apply(np.eye(3)))

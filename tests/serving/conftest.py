@@ -16,6 +16,12 @@ from vicinal import Embedder, Index, Table
 from vicinal.data import ImageTransform
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """What runs the tests that are coroutines."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def model() -> Embedder:
     torch.manual_seed(0)

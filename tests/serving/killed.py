@@ -10,18 +10,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tests.serving.service import random_vectors
 from vicinal.cli.main import main as command
 from vicinal.data import Table, save_embeddings
-from vicinal.retrieval import Index
 from vicinal.retrieval.index import shared_state
 from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
-from vicinal.workflows.embedded_table import EmbeddedTable
-from vicinal.workflows.sync import sync_index
 
 NUM_THREADS = 3
 PER_COMMAND = 5  # images
@@ -62,35 +58,6 @@ def run_commands(folder: Path, pipe: int, number: int) -> None:
         os.write(pipe, f"command {seed} 0\n".encode())
 
 
-def sync_pictures(folder: Path, pipe: int, number: int) -> None:
-    """Keep the index equal to a folder that changes, as `vicinal index sync` does, and report each picture."""
-    shared_state.MIN_PENDING = 20
-    pictures, seed = folder.parent / "pictures", 100_000 * number + 70_000
-    pictures.mkdir(exist_ok=True)
-    mine: list[int] = []
-
-    def embed(table: Table) -> EmbeddedTable:
-        vectors = [random_vectors(1, int(Path(path).read_text())) for path in table.paths]
-        return EmbeddedTable(np.concatenate(vectors), table, "")
-
-    while True:
-        seed += 1
-        (pictures / f"{seed}.png").write_text(str(seed))
-        mine.append(seed)
-        gone = mine.pop(0) if seed % 3 == 0 else None
-        if gone is not None:
-            os.write(pipe, f"vanishing {gone} 0\n".encode())
-            (pictures / f"{gone}.png").unlink()
-        table = Table(pd.DataFrame({"path": sorted(map(str, pictures.glob("*.png")))}))
-        sync_index(
-            folder, table, embed, lambda embedded: Index.build(embedded.vectors, embedded.table),
-            lambda index, embedded: index.upsert(embedded.vectors, embedded.table), below=pictures,
-        )  # fmt: skip
-        os.write(pipe, f"synced {seed} 0\n".encode())
-        if gone is not None:
-            os.write(pipe, f"vanished {gone} 0\n".encode())
-
-
 def started(target: Callable[[Path, int, int], None], folder: Path, read: int, pipe: int, number: int) -> int:
     child = os.fork()
     if not child:
@@ -105,11 +72,11 @@ def main(folder: Path, num_rounds: int) -> None:
     rng = random.Random(0)
     for number in range(num_rounds):
         read, pipe = os.pipe()
-        children = [started(target, folder, read, pipe, number) for target in (serve, run_commands, sync_pictures)]
+        children = [started(target, folder, read, pipe, number) for target in (serve, run_commands)]
         os.close(pipe)
         with os.fdopen(read) as reports:
             left, lines = rng.randint(20, 120), list[str]()
-            while len(lines) < left or not ({"command", "synced"} <= {line.split()[0] for line in lines}):
+            while len(lines) < left or "command" not in {line.split()[0] for line in lines}:
                 lines.append(reports.readline())
             sys.stdout.writelines(lines)
             for child in children:

@@ -19,6 +19,8 @@ from vicinal.serving.matches import search_batch
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
 
+pytestmark = pytest.mark.anyio
+
 
 class Work:
     """Notes the batches, and works on them when it may."""
@@ -43,76 +45,58 @@ async def start_one(batcher: Batcher[Any, Any], work: Work, item: Any) -> asynci
     return task
 
 
-def test_those_that_wait_are_one_batch() -> None:
-    async def run() -> None:
-        work = Work()
-        async with Batcher(work, max_batch=4) as batcher:
-            first = await start_one(batcher, work, 0)
-            others = [asyncio.create_task(batcher.submit(item)) for item in range(1, 7)]
-            await asyncio.sleep(0)
-            assert len(batcher) == 6
-            work.may_go.set()
-            assert await asyncio.gather(first, *others) == [0, -1, -2, -3, -4, -5, -6]
-        assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
-
-    asyncio.run(run())
+async def test_those_that_wait_are_one_batch() -> None:
+    work = Work()
+    async with Batcher(work, max_batch=4) as batcher:
+        first = await start_one(batcher, work, 0)
+        others = [asyncio.create_task(batcher.submit(item)) for item in range(1, 7)]
+        await asyncio.sleep(0)
+        assert len(batcher) == 6
+        work.may_go.set()
+        assert await asyncio.gather(first, *others) == [0, -1, -2, -3, -4, -5, -6]
+    assert work.batches == [[0], [1, 2, 3, 4], [5, 6]]
 
 
-def test_the_first_waits_for_others_but_not_long() -> None:
-    async def together() -> None:
-        work = Work()
-        async with Batcher(work, max_batch=3, max_wait=600.0) as batcher:
+async def test_the_first_waits_for_others_but_not_long() -> None:
+    async def later(item: int) -> int:
+        await asyncio.sleep(0.02 * item)
+        return await batcher.submit(item)
 
-            async def later(item: int) -> int:
-                await asyncio.sleep(0.02 * item)
-                return await batcher.submit(item)
-
-            await asyncio.wait_for(asyncio.gather(*map(later, range(3))), 60)
-        assert work.batches == [[0, 1, 2]]  # which is full
-
-    asyncio.run(together())
-
-    async def alone() -> None:
-        async with Batcher(Work(), max_batch=3, max_wait=0.01) as batcher:
-            assert await asyncio.wait_for(batcher.submit(1), 60) == -1
-
-    asyncio.run(alone())
+    work = Work()
+    async with Batcher(work, max_batch=3, max_wait=600.0) as batcher:
+        await asyncio.wait_for(asyncio.gather(*map(later, range(3))), 60)
+    assert work.batches == [[0, 1, 2]]  # which is full
+    async with Batcher(Work(), max_batch=3, max_wait=0.01) as alone:
+        assert await asyncio.wait_for(alone.submit(1), 60) == -1
 
 
-def test_a_full_queue_refuses_and_who_hangs_up_is_left_out() -> None:
-    async def run() -> None:
-        work = Work()
-        async with Batcher(work, max_batch=8, max_queue=2) as batcher:
-            first = await start_one(batcher, work, 0)
-            one, two = (asyncio.create_task(batcher.submit(item)) for item in (1, 2))
-            await asyncio.sleep(0)
-            with pytest.raises(Problem) as problem:
-                await batcher.submit(3)
-            assert (problem.value.status, problem.value.headers["Retry-After"]) == (429, "1")
-            one.cancel()
-            await asyncio.sleep(0)
-            work.may_go.set()
-            assert await asyncio.gather(first, two) == [0, -2]
-        assert work.batches == [[0], [2]]
-
-    asyncio.run(run())
+async def test_a_full_queue_refuses_and_who_hangs_up_is_left_out() -> None:
+    work = Work()
+    async with Batcher(work, max_batch=8, max_queue=2) as batcher:
+        first = await start_one(batcher, work, 0)
+        one, two = (asyncio.create_task(batcher.submit(item)) for item in (1, 2))
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as problem:
+            await batcher.submit(3)
+        assert (problem.value.status, problem.value.headers["Retry-After"]) == (429, "1")
+        one.cancel()
+        await asyncio.sleep(0)
+        work.may_go.set()
+        assert await asyncio.gather(first, two) == [0, -2]
+    assert work.batches == [[0], [2]]
 
 
-def test_a_broken_item_does_not_spoil_its_batch() -> None:
+async def test_a_broken_item_does_not_spoil_its_batch() -> None:
     def run(items: Sequence[int]) -> list[float]:
         return [1 / item for item in items]
 
     results = one_by_one_if_broken(run)([1, 0, 2])
     assert results[::2] == [1, 0.5]
     assert isinstance(results[1], ZeroDivisionError)
-
-    async def fails() -> None:
-        async with Batcher(run, max_batch=2) as batcher:
-            with pytest.raises(ZeroDivisionError):
-                await batcher.submit(0)
-            assert await batcher.submit(4) == 0.25
-
-    asyncio.run(fails())
+    async with Batcher(run, max_batch=2) as batcher:
+        with pytest.raises(ZeroDivisionError):
+            await batcher.submit(0)
+        assert await batcher.submit(4) == 0.25
 
 
 def test_queries_with_the_same_options_are_one_search(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

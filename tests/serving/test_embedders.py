@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from PIL import Image
 from tests.serving.service import noise, random_vectors
 from vicinal import Embedder
 from vicinal.data import ImageTransform
-from vicinal.export import ExportedEmbedder
 from vicinal.models import embed_multi_scale
 from vicinal.models.head import shortened
 from vicinal.retrieval import PCAWhitening
@@ -58,34 +56,6 @@ def test_models_of_gray_images() -> None:
     gray = Embedder("test_resnet", dim=4, pretrained=False, transform=ImageTransform(size=32, channels=1)).eval()
     expected = gray.embed(images(), progress=False)
     np.testing.assert_allclose(embed(as_image_embedder(gray)), expected, atol=1e-5)
-
-
-def test_an_exported_model_gets_the_same_pixels() -> None:
-    seen: list[np.ndarray] = []
-
-    def run(pixels: np.ndarray) -> np.ndarray:
-        seen.append(pixels)
-        return random_vectors(len(pixels), dim=4)
-
-    preprocessing = {**ImageTransform(size=32).to_dict(), "backbone": "x"}
-    engine: Any = SimpleNamespace(preprocessing=preprocessing, dim=4, fingerprint="f", run=run, path="x.onnx")
-    embedder = TorchEmbedder(ExportedEmbedder(engine), "x.onnx")  # type: ignore[arg-type]
-    seen.clear()
-    assert embed(embedder).shape == (3, 4)
-    to_pixels = ImageTransform(size=32).test()[:-1]
-    expected = np.stack([to_pixels(image.convert("RGB")).numpy() for image in images()])
-    np.testing.assert_array_equal(np.concatenate(seen), expected)
-    assert embedder.fingerprint == "f"
-
-
-def test_any_object_that_embeds_images() -> None:
-    class Mean:
-        def embed(self, images: list[Image.Image]) -> list[Any]:
-            return [np.asarray(image).mean((0, 1)) for image in images]
-
-    expected = [np.asarray(image).mean((0, 1)) for image in images()]
-    np.testing.assert_allclose(embed(as_image_embedder(Mean())), expected, rtol=1e-5)
-    assert as_image_embedder(Mean()).dim == 3
 
 
 def test_the_model_keeps_its_threads(model: Embedder) -> None:

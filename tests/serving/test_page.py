@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -15,6 +17,10 @@ from tests.report.page.test_browser import CONTRAST, FOCUSED, REFUSED
 from tests.serving import page_server
 from tests.serving.gestures import drop, paste, pick, touch, wait_for
 from tests.serving.page_server import COLORS, MARKUP, MeanColor, Watched, draw, make_index
+from tests.serving.service import noise
+from vicinal import Embedder, Index, Table
+from vicinal.retrieval import LocalEncoder
+from vicinal.workflows.local_features import store_local_features
 
 LABELS = "[...document.querySelectorAll('#matches .name')].map((each) => each.textContent)"
 IDS = "[...document.querySelectorAll('#matches .cell')].map((each) => each.dataset.id)"
@@ -59,8 +65,13 @@ def open_page(tab: Browser, address: str, size: str = "desktop", dark: bool = Fa
 
 
 @pytest.fixture
-def page(tab: Browser, service: tuple[str, Watched], app: Watched) -> Browser:  # noqa: F811
-    open_page(tab, service[0])
+def address(service: tuple[str, Watched]) -> str:
+    return service[0]
+
+
+@pytest.fixture
+def page(tab: Browser, address: str, app: Watched) -> Browser:  # noqa: F811
+    open_page(tab, address)
     wait_for(tab, f"{text('summary')} !== ''")
     return tab
 
@@ -93,17 +104,12 @@ def test_a_picture_finds_its_neighbors(page: Browser, app: Watched, folder: Path
     assert page.ask(text("status")) == "12 neighbors found."
     assert page.ask(text("decision")).startswith("Match: green, probability ")
     assert page_server.sent_image(app.searches()[-1]).size == (120, 80)
-    assert page.errors == []
-    hosts = {re.sub("^blob:", "", address).split("/")[2] for address in page.requests}
-    assert hosts == {page.ask("location.host")}
-
-
-def test_columns_are_text_and_the_policy_holds(page: Browser, folder: Path) -> None:
-    give(page, draw(folder / "green.png", "green"))
-    assert MARKUP in page.ask("document.querySelector('#matches .cell').textContent")
+    assert MARKUP in page.ask("document.querySelector('#matches .cell').textContent")  # as text
     assert page.ask("document.querySelectorAll('#matches .cell img').length") == 12
     assert page.errors == []  # of which a style or script within the page would be one
-    assert page.ask(REFUSED) == "connect-src"
+    hosts = {re.sub("^blob:", "", address).split("/")[2] for address in page.requests}
+    assert hosts == {page.ask("location.host")}
+    assert page.ask(REFUSED) == "connect-src"  # the policy holds
 
 
 def test_large_photos_are_shrunk_upright(page: Browser, app: Watched, folder: Path) -> None:
@@ -160,10 +166,8 @@ def test_a_region_is_chosen_by_keys(page: Browser, app: Watched, halves: Path) -
     assert page.ask(FOCUSED) == "crop-start"
 
 
-def test_a_phone_takes_photographs_and_a_finger_chooses_a_region(
-    tab: Browser, service: tuple[str, Watched], app: Watched, halves: Path  # noqa: F811
-) -> None:  # fmt: skip
-    page = open_page(tab, service[0], "phone")
+def test_a_phone_takes_photographs_and_a_finger_chooses_a_region(tab, address: str, halves: Path) -> None:  # noqa: F811
+    page = open_page(tab, address, "phone")
     assert page.ask("document.getElementById('camera').getAttribute('capture')") == "environment"
     pick(page, halves, "#photograph")
     wait_for(page, LOADED)
@@ -196,9 +200,8 @@ def test_a_neighbor_is_searched_on_with_and_back(page: Browser, app: Watched, ha
     assert field(app, "id") == field(app, "exclude_id") == first[1]
     assert first[1] not in second
     assert page.ask("document.querySelectorAll('#visits button').length") == 2
-    assert {"label", "path", "note"} <= {
-        *page.ask("[...document.querySelectorAll('dt')].map((one) => one.textContent)")
-    }
+    names = page.ask("[...document.querySelectorAll('dt')].map((one) => one.textContent)")
+    assert {"label", "path", "note"} <= {*names}
     assert page.ask("document.activeElement.id") == "results"  # what was clicked is gone
     searched = len(app.searches())
     page.ask("history.back()")
@@ -219,10 +222,8 @@ def test_a_neighbor_is_searched_on_with_and_back(page: Browser, app: Watched, ha
     assert page.errors == []
 
 
-def test_an_item_can_be_linked_and_asked_for(
-    tab: Browser, service: tuple[str, Watched], app: Watched  # noqa: F811
-) -> None:  # fmt: skip
-    page = open_page(tab, service[0] + "/#item-4")
+def test_an_item_can_be_linked_and_asked_for(tab: Browser, address: str) -> None:  # noqa: F811
+    page = open_page(tab, address + "/#item-4")
     wait_for(page, LOADED)
     assert page.ask(LABELS)[:5] == ["green"] * 5
     page.ask("document.getElementById('item').focus()")
@@ -329,10 +330,8 @@ def test_what_fails_is_said(page: Browser, app: Watched, halves: Path, folder: P
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dark", [False, True])
-def test_everything_fits_and_can_be_read(
-    tab: Browser, service: tuple[str, Watched], app: Watched, folder: Path, size: str, dark: bool  # noqa: F811
-) -> None:  # fmt: skip
-    page = open_page(tab, service[0], size, dark)
+def test_everything_fits_and_can_be_read(tab, address: str, folder: Path, size: str, dark: bool) -> None:  # noqa: F811
+    page = open_page(tab, address, size, dark)
     width, _, phone = SIZES[size]
     assert page.ask(shown("#photograph")) is phone
     picture = draw(folder / f"{'a-long-name-without-a-blank-' * 4}.png", "red", "blue", size=(900, 400))
@@ -393,3 +392,40 @@ def test_without_a_model_the_index_is_searched_by_its_images(tab: Browser, tmp_p
         assert "no model" in page.ask(text("drop-help"))
         assert "not calibrated" in page.ask(text("decision"))
         assert page.errors == []
+
+
+LINES = "document.querySelectorAll('#why-drawing line')"
+
+
+@pytest.fixture
+def page_of_parts(tab: Browser, model: Embedder, tmp_path: Path) -> Iterator[Browser]:  # noqa: F811
+    for number in range(6):
+        (tmp_path / f"{number}.png").write_bytes(noise(number))
+    table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.png") for number in range(6)]}))
+    Index.build(model.embed(table, progress=False), table).save(tmp_path / "index")
+    with Index.load(tmp_path / "index") as index:
+        store_local_features(index, LocalEncoder.fit(model, table, dim=6, size=64), weight=2.0)
+    with page_server.serve(page_server.watched_app(tmp_path / "index", model)) as address:
+        open_page(tab, address)
+        wait_for(tab, f"{text('summary')} !== ''")
+        yield tab
+
+
+def test_lines_join_the_parts_that_match(page_of_parts: Browser, tmp_path: Path) -> None:
+    page = page_of_parts
+    drop(page, tmp_path / "3.png")
+    wait_for(page, LOADED)
+    assert page.ask("document.querySelectorAll('#matches .why').length") == 0  # before it is asked for
+    page.click("#parts")
+    wait_for(page, "document.querySelectorAll('#matches .why').length > 0")
+    wait_for(page, LOADED)
+    assert page.ask(f"{IDS}[0]") == "3"
+    assert page.ask("document.querySelector('#matches .why').textContent") == "16 matching parts"
+    page.click("#matches .why")
+    wait_for(page, f"{LINES}.length === 16")
+    assert page.ask("document.getElementById('why').open")
+    assert page.ask(f"[...{LINES}].every((one) => one.x2.baseVal.value - one.x1.baseVal.value === 108)")
+    assert page.ask("document.querySelectorAll('#why-drawing image').length") == 2
+    page.press("Escape")
+    assert not page.ask("document.getElementById('why').open")
+    assert page.errors == []

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import refused_call
 from tests.serving.service import noise, picture
 from vicinal.serving.decoding import ImageTask, PillowPreparation, PreparedImage, ThumbnailTask
 from vicinal.serving.problems import Problem
 from vicinal.serving.workers import DecodingPool
-from vicinal.utils.errors import InputError
 
 SECONDS = 2.0
 
@@ -40,8 +40,7 @@ def test_images_and_thumbnails(pool: DecodingPool, tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(picture("blue", (400, 200)))
     thumbnail = pool.submit(ThumbnailTask(str(tmp_path / "x.png"), None, 50)).result(120)
     assert thumbnail[:2] == b"\xff\xd8"
-    with pytest.raises(InputError, match="no such file"):
-        pool.submit(ThumbnailTask(str(tmp_path / "none.png"), None, 50)).result(120)
+    refused_call("no such file", pool.submit(ThumbnailTask(str(tmp_path / "none.png"), None, 50)).result, 120)
 
 
 def test_an_image_that_needs_too_much_memory_is_refused(pool: DecodingPool) -> None:
@@ -49,8 +48,7 @@ def test_an_image_that_needs_too_much_memory_is_refused(pool: DecodingPool) -> N
     assert len(large) < 100_000
     deaths = pool.num_deaths
     for _ in range(3):
-        with pytest.raises(InputError, match="needs more memory"):
-            pool.submit(ImageTask(large)).result(120)
+        refused_call("needs more memory", pool.submit(ImageTask(large)).result, 120)
     works(pool)
     assert pool.num_deaths - deaths <= 3
 

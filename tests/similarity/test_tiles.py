@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from vicinal.mining import HardestMiner, MultiSimilarityMiner
 from vicinal.similarity import PairSource, Rows
 from vicinal.similarity.rows import MaskedPairs
 from vicinal.similarity.tiles import sum_over_rows
@@ -86,7 +85,7 @@ def masks(x: Tensor, y: Tensor, labels: Tensor) -> PairSource:
 SOURCES = [with_itself, stretch_of_references, others, fixed_references, fixed_anchors, masks]
 
 
-def plainly(source: PairSource, row_terms: Callable, select: Callable | None = None) -> tuple[Tensor, ...]:
+def plainly(source: PairSource, row_terms: Callable) -> tuple[Tensor, ...]:
     """The whole matrix and its masks, differentiated by autograd."""
     similarity = source.anchors @ source.references.T
     positive, negative = source.masks or (None, None)
@@ -98,7 +97,7 @@ def plainly(source: PairSource, row_terms: Callable, select: Callable | None = N
         own[torch.arange(len(source)), source.offset + torch.arange(len(source))] = True
         positive, negative = positive & ~own, negative & ~own
     rows = Rows(*MaskedPairs(positive, negative).split(similarity), *source.identities(slice(0, len(source))))
-    return tuple(term.sum(0) for term in row_terms(select(rows) if select else rows))
+    return tuple(term.sum(0) for term in row_terms(rows))
 
 
 def gradients(terms: tuple[Tensor, ...], *inputs: Tensor) -> list[Tensor | None]:
@@ -127,17 +126,6 @@ def test_value_and_gradients_are_those_of_the_whole_matrix(function: Callable, s
             assert_same([*got], [*expected])
             assert [term.requires_grad for term in got] == [term.requires_grad for term in expected]
             assert_same(gradients(got, x, y), gradients(expected, x, y))
-
-
-@pytest.mark.parametrize("tile_rows", TILES)
-@pytest.mark.parametrize("select", [MultiSimilarityMiner(0.3), HardestMiner(2, 3)])
-def test_what_a_miner_leaves(select: Callable, tile_rows: int | None) -> None:
-    x, labels = batch(5)
-    x = x.requires_grad_()
-    got = sum_over_rows(PairSource.from_batch(x, labels), several, tile_rows=tile_rows, miner=select)
-    expected = plainly(PairSource.from_batch(x, labels), several, select)
-    assert_same([*got], [*expected])
-    assert_same(gradients(got, x), gradients(expected, x))
 
 
 @pytest.mark.parametrize("tile_rows", TILES)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
-from tests.training.interruption import interrupt_in_step
 from vicinal.training import Recipe, Trainer
+from vicinal.training.base_trainer import BaseTrainer
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InterruptedRunError
@@ -23,6 +25,18 @@ from vicinal.utils.run_folder import RunFolder
 def trainer(settings: list[str], out: Path, *more: str) -> Trainer:
     recipe = Recipe.load(overrides=[*settings, *more])
     return Trainer(recipe, load_training_table(recipe.settings), RunFolder(out))
+
+
+def interrupt_in_step(trainer: BaseTrainer, step: int, number: signal.Signals = signal.SIGINT) -> None:
+    """Let a signal come at the beginning of a step, counted from 1; training stops after it."""
+    train_step = trainer.train_step
+
+    def interrupted_step(*arguments: Any, **more: Any) -> None:
+        if trainer.progress.step == step - 1:
+            os.kill(os.getpid(), number)
+        train_step(*arguments, **more)
+
+    trainer.train_step = interrupted_step  # type: ignore[method-assign]
 
 
 def interrupted(settings: list[str], out: Path, step: int, number: signal.Signals = signal.SIGINT) -> RunFolder:
@@ -53,6 +67,18 @@ def weights(run: RunFolder) -> bytes:
 
 def copied(parameters: list[Tensor]) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
+
+
+def gradients(one: Trainer) -> list[Tensor]:
+    """The gradient of the first step, as an update of plain gradient descent."""
+    parameters = [parameter for group in one.parameter_groups.values() for parameter in group]
+    before = [parameter.detach().clone() for parameter in parameters]
+    one.start()
+    with one.watching():
+        one._on_epoch_start()
+        one.train_step(next(one._batches_of_steps(one._plan())), epoch=0.0, num_steps=2)
+    one.log.close()
+    return [a - b.detach() for a, b in zip(before, parameters, strict=True)]
 
 
 def scripted_validation(monkeypatch: pytest.MonkeyPatch, scores: Iterator[float]) -> None:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from tests.conftest import SMALL
-from tests.processes import Results, run_groups
 from tests.training.runs import assert_same_run, interrupted, trainer
 from vicinal.cli.main import main
-from vicinal.losses import ContrastiveLoss, NormSoftmaxLoss
+from vicinal.losses import NormSoftmaxLoss
 from vicinal.models import Embedder
 from vicinal.similarity.pair_source import PairSource
 from vicinal.training import Recipe, feature_cache, resume, train
 from vicinal.training.class_centers import losses_with_centers
 from vicinal.training.compatibility import CompatibilityLoss
-from vicinal.training.large_batch import embed_in_micro_batches
-from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
@@ -64,44 +59,6 @@ def test_value_and_gradient_are_those_of_the_formula() -> None:
     torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-10, atol=1e-14)
     source = PairSource.from_batch(mine.detach(), labels)
     torch.testing.assert_close(loss.anchor_values(source), expected.detach(), rtol=1e-12, atol=0)
-
-
-class System(nn.Module):
-    """A model and a loss with the term, as the trainer has them."""
-
-    def __init__(self, micro_batch_size: int | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.model, self.size = nn.Linear(8, DIM).double(), micro_batch_size
-        self.loss = ContrastiveLoss() + 0.5 * loss_of(batch()[2])
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        embeddings = embed_in_micro_batches(self.model, x, self.size)
-        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels))
-
-
-def gradients(rank: int = 0, world: int = 1, micro_batch_size: int | None = None) -> list[Tensor]:
-    system, (x, labels, _) = System(micro_batch_size), batch()
-    module = system if world == 1 else DistributedDataParallel(system)
-    mine = slice(rank * SIZE // world, (rank + 1) * SIZE // world)
-    value = torch.stack([*module(x[mine], labels[mine]).values()]).sum()
-    value.backward()
-    return [distributed.all_reduce_mean(value.detach()), *(each.grad for each in system.parameters())]
-
-
-def together(rank: int, world: int) -> dict[str, Any]:
-    return {"whole": gradients(rank, world), "micro": gradients(rank, world, 3)}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_groups(together, (3,), tmp_path_factory.mktemp("processes"))
-
-
-@pytest.mark.parametrize("name", ["whole", "micro"])
-def test_processes_and_micro_batches_give_the_gradient_of_the_whole_batch(results: Results, name: str) -> None:
-    for result in results[3]:
-        torch.testing.assert_close(result[name], gradients(), rtol=1e-10, atol=1e-13)
 
 
 def test_centers_of_a_run_have_the_names_of_one_without_the_term() -> None:
@@ -162,7 +119,6 @@ def test_features_that_are_frozen_are_trained_to_be_compatible_too(settings: lis
         (["--model.dim=9"], "have 16 dimensions, those of the new model 9; give model.dim = 16"),
         (["--model.projector=12"], "projector"),
         (["--compatible_with=nowhere"], "compatible_with: .*nowhere"),
-        (["--compatible_weight=0"], "compatible_weight = 0.* must be above 0"),
     ],
 )
 def test_invalid_settings(settings: list[str], tmp_path: Path, more: list[str], message: str, capsys) -> None:

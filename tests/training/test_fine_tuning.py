@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.runs import trainer, weights
+from tests.refusals import refused_call
+from tests.training.runs import gradients, trainer, weights
 from vicinal.models import Embedder
-from vicinal.training import Recipe, Trainer, resume, train
+from vicinal.training import Recipe, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError
 
@@ -32,27 +33,7 @@ def vit(small: list[str]) -> list[str]:
     return [*small, "--epochs=2", "--steps_per_epoch=2"]
 
 
-def gradients(one: Trainer) -> list[Tensor]:
-    """The gradient of the first step, as an update of plain gradient descent."""
-    parameters = [parameter for group in one.parameter_groups.values() for parameter in group]
-    before = [parameter.detach().clone() for parameter in parameters]
-    one.start()
-    with one.watching():
-        one._on_epoch_start()
-        one.train_step(next(one._batches_of_steps(one._plan())), epoch=0.0, num_steps=2)
-    one.log.close()
-    return [a - b.detach() for a, b in zip(before, parameters, strict=True)]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(each, marks=pytest.mark.slow)
-        if each in ("last_blocks", "biases_norms", "convolutions", "average")
-        else each
-        for each in FROZEN
-    ],
-)
+@pytest.mark.parametrize("method", ["lora", *(pytest.param(each, marks=pytest.mark.slow) for each in [*FROZEN][1:])])
 def test_resuming_is_exact_and_checkpoints_hold_what_is_trained(vit: list[str], tmp_path: Path, method: str) -> None:
     if "lora" in " ".join(FROZEN[method]):
         pytest.importorskip("peft")
@@ -92,8 +73,7 @@ def test_other_frozen_weights_are_noticed(vit: list[str], tmp_path: Path) -> Non
     other = trainer(settings, tmp_path / "run")
     with torch.no_grad():
         other.embedder.backbone.pos_embed.add_(1)
-    with pytest.raises(InputError, match=r"last.pt: the frozen weights are not those with which the run began"):
-        other.start()
+    refused_call(r"last.pt: the frozen weights are not those with which the run began", other.start)
 
 
 def test_the_average_is_evaluated_and_saved(vit: list[str], tmp_path: Path) -> None:
@@ -200,8 +180,7 @@ def test_compiling_needs_a_compiler(vit: list[str], tmp_path: Path, monkeypatch:
     from torch._inductor import cpp_builder
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: (_ for _ in ()).throw(RuntimeError("no g++")))
-    with pytest.raises(InputError, match=r"compile = true needs a compiler, .* no g\+\+"):
-        trainer([*vit, "--compile=true"], tmp_path / "run")
+    refused_call(r"compile = true needs a compiler, .* no g\+\+", trainer, [*vit, "--compile=true"], tmp_path / "run")
 
 
 def test_learning_rates_decay_by_layer(vit: list[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,16 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.conftest import free_port
 from tests.losses.gradients import assert_near
+from tests.processes import CollectiveCounter, run_groups
 from vicinal.data import ImageTransform
 from vicinal.losses import ContrastiveLoss, HistogramLoss, Loss, MarginLoss, MultiSimilarityLoss, NTXentLoss
 from vicinal.memory import CrossBatchMemory
@@ -46,7 +45,6 @@ def embedder(freeze_batch_norm: str = "statistics", **more: Any) -> Embedder:
 
 
 def with_graph(model: nn.Module, images: Tensor, micro_batch_size: int) -> Tensor:
-    """The same forward passes, with one graph over all of them."""
     return torch.cat([model(part) for part in images.split(micro_batch_size)])
 
 
@@ -73,9 +71,6 @@ def both_ways(
     return ours, value_and_gradients(lambda x: with_graph(model, x, micro_batch_size), model, loss, **more)
 
 
-# The gradient --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 4, 10])
 def test_dropout_and_stochastic_depth_are_the_same_in_both_passes(micro_batch_size: int) -> None:
     model = embedder(**RANDOM)
@@ -93,6 +88,7 @@ def test_without_randomness_it_is_a_plain_step(micro_batch_size: int | None) -> 
 
 
 LOSSES: dict[str, Callable[[], Loss]] = {
+    "multi-similarity": MultiSimilarityLoss,
     "beta learned, drawn": lambda: MarginLoss(nu=0.1),
     "beta per class": lambda: MarginLoss(num_classes=4, miner=None),
     "memory": lambda: CrossBatchMemory(ContrastiveLoss(), size=17),
@@ -107,13 +103,6 @@ def test_any_loss(name: str) -> None:
     for _ in range(3):
         got = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, ours)
         assert_near(got, value_and_gradients(lambda x: with_graph(model, x, 4), model, theirs), 1e-6)
-
-
-def test_accumulation() -> None:
-    model, loss = embedder(), MarginLoss(miner=None)
-    once = value_and_gradients(lambda x: embed_in_micro_batches(model, x, 4), model, loss)[1:]
-    loss(embed_in_micro_batches(model, IMAGES, 3), LABELS).backward()
-    assert_near([*gradients(model), *gradients(loss)], [2 * gradient for gradient in once], 1e-6)
 
 
 def test_images_get_their_gradient_too() -> None:
@@ -140,23 +129,12 @@ def test_two_batches_in_one_loss() -> None:
     assert_near(ours, step(lambda x: with_graph(model, x, 4)), 1e-6)
 
 
-def test_frozen_parameters_get_none() -> None:
-    model = embedder()
-    model.backbone.requires_grad_(False)
-    ours, expected = both_ways(model, MultiSimilarityLoss(), 4)
-    assert_near(ours, expected, 1e-6)
-    assert all(parameter.grad is None for parameter in model.backbone.parameters())
-
-
 def test_without_gradients_it_only_embeds() -> None:
     model = embedder()
     with torch.no_grad():
         vectors = embed_in_micro_batches(model, IMAGES, 4)
     assert not vectors.requires_grad
     assert torch.equal(vectors, with_graph(model, IMAGES, 4))
-
-
-# State ---------------------------------------------------------------------------------------------------------------
 
 
 class _Counting(nn.Module):
@@ -242,9 +220,6 @@ def test_what_the_second_pass_needs_must_not_be_changed_before_it(which: str) ->
         value.backward()
 
 
-# Precision -----------------------------------------------------------------------------------------------------------
-
-
 def test_both_passes_have_the_same_precision() -> None:
     model, loss = embedder(**RANDOM), MultiSimilarityLoss()
     # With the cache, which casts a weight once for the whole graph, its gradients are added up in half precision.
@@ -262,9 +237,6 @@ def test_the_loss_is_scaled_once() -> None:
     assert_near(ours, expected, 1e-6)
     unscaled, _ = both_ways(model, loss, 4)
     assert_near([gradient / 1024 for gradient in ours[1:]], unscaled[1:], 0.05)
-
-
-# Memory --------------------------------------------------------------------------------------------------------------
 
 
 class PeakMemory(TorchDispatchMode):
@@ -320,9 +292,6 @@ def test_only_embeddings_grow_with_the_batch(make: Callable[[], nn.Module]) -> N
     assert large - small > 48 * 100 * of_embeddings
 
 
-# What is said --------------------------------------------------------------------------------------------------------
-
-
 def test_batch_norm_in_training_is_warned_of_once() -> None:
     model = embedder(freeze_batch_norm="none")
     with warnings.catch_warnings():
@@ -342,13 +311,13 @@ def test_batch_norm_in_training_is_warned_of_once() -> None:
         )
 
 
-@pytest.mark.parametrize("micro_batch_size", [0, -1, 2.0, True, "4"])
-def test_bad_micro_batches(micro_batch_size: object) -> None:
-    with pytest.raises(InputError, match=r"micro_batch_size = .* must be a whole number, at least 1"):
-        embed_in_micro_batches(embedder(), IMAGES, micro_batch_size)  # type: ignore[arg-type]
+def test_what_is_refused() -> None:
+    for size in (0, -1, 2.0, True, "4"):
+        with pytest.raises(InputError, match=r"micro_batch_size = .* must be a whole number, at least 1"):
+            embed_in_micro_batches(embedder(), IMAGES, size)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"the model must give a tensor \[m, d\], not a tuple"):
+        embed_in_micro_batches(nn.LSTM(3, 3), torch.randn(4, 3), 2)
 
-
-# Processes -----------------------------------------------------------------------------------------------------------
 
 STEPS = 2
 
@@ -373,94 +342,57 @@ def steps(
     return found
 
 
-CASES = {
-    f"{name}{', accumulated' if accumulate_grad_batches else ''}{', backbone frozen' if frozen else ''}": (
-        loss,
-        accumulate_grad_batches,
-        frozen,
-    )
-    for name, loss in {"multi-similarity": MultiSimilarityLoss, **LOSSES}.items()
-    for accumulate_grad_batches, frozen in ((False, False), (True, False), (True, True))
-}
+CASES = [(name, *how) for name in LOSSES for how in ((False, False), (True, False), (True, True))]
+"""Loss, whether gradients are accumulated, whether the backbone is frozen."""
 
 
-def system(case: str, micro_batch_size: int | None) -> TrainingModule:
-    made = TrainingModule(embedder(), CASES[case][0](), micro_batch_size).double()
-    made.embedder.backbone.requires_grad_(not CASES[case][2])
+def system(case: tuple[str, bool, bool], micro_batch_size: int | None) -> TrainingModule:
+    made = TrainingModule(embedder(), LOSSES[case[0]](), micro_batch_size).double()
+    made.embedder.backbone.requires_grad_(not case[2])
     return made
 
 
-@pytest.fixture(scope="module")
-def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(_process, (free_port(), folder), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_equal_one(case: str, of_two_processes: list[dict[str, Any]]) -> None:
-    plain = system(case, None)
-    expected = steps(plain, plain, slice(None), CASES[case][1])
-    first, second = (result[case] for result in of_two_processes)
-    for got in (first, second):
-        assert_near(got["loss"], expected["loss"], 1e-9)
-        assert_near(got["gradient"], expected["gradient"], 1e-9)
-    assert first["loss"] == second["loss"]  # the very same number
-
-
-@pytest.mark.slow
-def test_processes_talk_no_more_than_in_a_plain_step(of_two_processes: list[dict[str, Any]]) -> None:
-    for result in of_two_processes:
-        assert result["messages"][0] == result["messages"][1]
-        assert result["messages"][0][1] == STEPS * sum(p.numel() for p in system("beta per class", None).parameters())
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    """With as many messages as a plain step."""
+    first, second = run_groups(_process, (2,), tmp_path)[2]
+    for case in CASES:
+        plain = system(case, None)
+        expected = steps(plain, plain, slice(None), case[1])
+        for got in (first[case], second[case]):
+            assert_near(got["loss"], expected["loss"], 1e-9)
+            assert_near(got["gradient"], expected["gradient"], 1e-9)
+        assert first[case]["loss"] == second[case]["loss"], case  # the very same number
+    for result in (first, second):
+        assert result["messages"][0] == result["messages"][1] != {}
         assert "inside the module that DistributedDataParallel wraps" in result["wrapped"]
 
 
-def _process(rank: int, port: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def _process(rank: int, _: int) -> dict[Any, Any]:
     mine = slice(5 * rank, 5 * rank + 5)
-    result: dict[str, Any] = {"messages": [_messages(None, mine), _messages(2, mine)]}
-    for case, (_, accumulate_grad_batches, frozen) in CASES.items():
+    result: dict[Any, Any] = {"messages": [_messages(size, mine) for size in (None, 2)]}
+    for case in CASES:
         ours = system(case, micro_batch_size=2)
-        wrapped = DistributedDataParallel(ours, find_unused_parameters=frozen)
-        result[case] = steps(ours, wrapped, mine, accumulate_grad_batches)
+        wrapped = DistributedDataParallel(ours, find_unused_parameters=case[2])
+        result[case] = steps(ours, wrapped, mine, case[1])
     try:
         embed_in_micro_batches(wrapped, IMAGES, 2)
     except InputError as error:
         result["wrapped"] = str(error)
-    torch.save(result, folder / f"{rank}.pt")
-    distributed.barrier()
-    dist.destroy_process_group()
+    return result
 
 
-def _messages(micro_batch_size: int | None, mine: slice) -> tuple[list[str], int]:
-    """All that steps send: what the loss does, in order, and how many numbers of gradients."""
-    found: list[str] = []
-    numbers = 0
-
-    def counting(name: str, send: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*arguments: Any, **more: Any) -> Any:
-            found.append(name)
-            return send(*arguments, **more)
-
-        return count
-
-    def hook(_, bucket):  # without annotations, which torch would want to be no strings
-        nonlocal numbers
-        numbers += bucket.buffer().numel()
-        return dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(lambda f: f.value()[0])
-
-    ours = system("beta per class", micro_batch_size)
+def _messages(micro_batch_size: int | None, mine: slice) -> dict[str, int]:
+    """All that steps send: the bytes of each operation."""
+    ours = system(("beta per class", False, False), micro_batch_size)
     wrapped = DistributedDataParallel(ours)
     steps(ours, wrapped, mine, accumulate_grad_batches=True)  # buckets are arranged after the first step
-    wrapped.register_comm_hook(None, hook)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("all_gather", "all_reduce", "broadcast"):
-            patch.setattr(dist, name, counting(name, getattr(dist, name)))
+    with CollectiveCounter() as counter:
         steps(ours, wrapped, mine, accumulate_grad_batches=True)
-    return found, numbers
+    sizes: Counter[str] = Counter()
+    for name, size in counter.messages:
+        sizes[name] += size
+    return dict(sizes)
 
 
 def test_modes_changed_before_the_backward_pass_do_not_matter() -> None:
@@ -475,28 +407,3 @@ def test_modes_changed_before_the_backward_pass_do_not_matter() -> None:
         assert model[1].training is not evaluated_between
         gradients.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
-
-
-def test_a_model_that_gives_no_tensor_is_refused() -> None:
-    class Pair(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
-
-    with pytest.raises(InputError, match=r"the model must give a tensor \[m, d\], not a tuple"):
-        embed_in_micro_batches(Pair(), torch.randn(4, 3), 2)
-
-
-def test_a_step_with_infinite_gradients_is_skipped() -> None:
-    model, loss = embedder(), MarginLoss(miner=None)
-    parameters = [*model.parameters(), *loss.parameters()]
-    before = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for scale, skipped in ((1e30, True), (1024.0, False)):
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        value_and_gradients(
-            lambda x: embed_in_micro_batches(model, x, 4), model, loss, scaler.scale, dtype=torch.float16
-        )
-        scaler.step(optimizer)
-        scaler.update()
-        assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)) == skipped
-        assert scaler.get_scale() == pytest.approx(scale / 2 if skipped else scale)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR
 
-from tests.training.runs import copied, trainer
+from tests.training.runs import gradients, trainer
 from vicinal.training import Schedule
 from vicinal.utils.errors import InputError
 
@@ -24,13 +24,7 @@ def test_values_are_clipped_before_the_norm(
     found = []
     for folder, more in (("free", []), ("clipped", clip)):
         one = trainer(small, tmp_path / folder, *sgd, "--optimizer.lr=1", *more)
-        parameters = [p for group in one.parameter_groups.values() for p in group]
-        one.start()
-        with one.watching():
-            before = copied(parameters)
-            one.train_step(next(one._batches_of_steps(one._plan())), epoch=0.0, num_steps=6)
-        found.append(torch.cat([(a - b).flatten() for a, b in zip(before, parameters, strict=True)]))
-        one.log.close()
+        found.append(torch.cat([gradient.flatten() for gradient in gradients(one)]))
     expected = found[0] if max_value is None else found[0].clamp(-max_value, max_value)
     expected = expected * min(1.0, (max_norm or math.inf) / expected.norm().item())
     torch.testing.assert_close(found[1], expected, rtol=1e-3, atol=1e-6)
@@ -63,19 +57,15 @@ def test_the_optimizer_of_a_recipe(small: list[str], tmp_path: Path) -> None:
 def test_accumulation_is_the_mean_gradient(small: list[str], tmp_path: Path) -> None:
     sgd = ["--optimizer.name=sgd", "--optimizer.momentum=0", "--optimizer.weight_decay=0", "--schedule.name=constant"]
     sgd += ["--model.freeze_batch_norm=statistics", "--optimizer.lr=1"]
-    one = trainer(small, tmp_path / "run", *sgd, "--accumulate_grad_batches=2")
+    moved = gradients(trainer(small, tmp_path / "run", *sgd, "--accumulate_grad_batches=2"))
+    one = trainer(small, tmp_path / "same", *sgd, "--accumulate_grad_batches=2")
     one.start()
-    start = copied([p for group in one.parameter_groups.values() for p in group])
-    with one.watching():
-        batches = next(one._batches_of_steps(one._plan()))
-        one.train_step(batches, epoch=0.0, num_steps=6)
+    batches = next(one._batches_of_steps(one._plan()))
     assert len(batches) == 2
-    moved = [a - b for a, b in zip(start, [p for g in one.parameter_groups.values() for p in g], strict=True)]
-    for parameter, value in zip([p for g in one.parameter_groups.values() for p in g], start, strict=True):
-        parameter.data.copy_(value)
     loss = sum(sum(one.module(b["images"], b["labels"]).values()) for b in batches) / 2
-    gradients = torch.autograd.grad(loss, [p for g in one.parameter_groups.values() for p in g], allow_unused=True)
-    for step, gradient in zip(moved, gradients, strict=True):
+    parameters = [parameter for group in one.parameter_groups.values() for parameter in group]
+    expected = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for step, gradient in zip(moved, expected, strict=True):
         if gradient is not None:
             torch.testing.assert_close(step, gradient, rtol=1e-3, atol=1e-5)
 

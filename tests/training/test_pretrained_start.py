@@ -16,7 +16,10 @@ from vicinal.evaluation import evaluate
 from vicinal.models import Embedder
 from vicinal.models.head import set_to_attenuated_whitening
 from vicinal.training import Recipe, train
+from vicinal.training.runs import create_trainer
+from vicinal.training.training_data import load_training_table
 from vicinal.utils.errors import InputError
+from vicinal.utils.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -53,11 +56,8 @@ def test_a_training_that_does_not_help_keeps_the_pretrained_network(
     pretrained: list[str], tmp_path: Path, features: str, score: float | str, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     settings = [*pretrained, *(["--features=frozen", f"--feature_cache={tmp_path}"] if features == "frozen" else [])]
-    one = trainer(settings, tmp_path / "run")
-    if features == "frozen":
-        from vicinal.training.frozen_trainer import FrozenTrainer
-
-        one = FrozenTrainer(one.recipe, one.table, one.run)
+    recipe = Recipe.load(overrides=settings)
+    one = create_trainer(recipe, load_training_table(recipe.settings), RunFolder(tmp_path / "run"))
     monkeypatch.setattr(
         type(one.progress), "count_evaluation", lambda self, _: _count(self, self.zero_shot if score else 0.0)
     )

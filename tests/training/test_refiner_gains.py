@@ -124,7 +124,6 @@ def test_parts_of_classes_are_disjoint_and_of_one_size() -> None:
 def test_right_class_attention(tiny: list[str], tmp_path: Path) -> None:
     one = trainer(tiny, tmp_path / "run")
     move(one)
-    assert one.validation is not None
     part = one.validation.parts[0]
     attention, uniform = part.right_class_attention()
     embeddings, labels = part.vectors.block(0, 64), part.table.labels

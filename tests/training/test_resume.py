@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
 import signal
 import socket
-import time
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from PIL import Image
 
 from tests.conftest import SMALL
 from tests.damage import flipped, refusal
-from tests.processes import PRELOADED
+from tests.refusals import refused_call
 from tests.training.runs import assert_same_run, interrupted, scripted_validation, trainer, weights
 from vicinal.cli.main import main
 from vicinal.data import Table, load_table
@@ -118,47 +116,8 @@ def test_hierarchical_batches_and_noise_are_resumed(small: list[str], photos: Pa
     assert (len(tables[0]), tables[0]["noisy_label"].sum(), tables[0]["noisy_image"].sum()) == (30 + 12, 3, 3)
 
 
-def _train_or_resume(settings: list[str], out: Path) -> None:
-    torch.set_num_threads(1)
-    resume(out, Recipe.load(overrides=settings))
-
-
-def _child(target, *arguments) -> multiprocessing.process.BaseProcess:
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    # Of a process without autograd's threads, of tests before, which do not survive a fork.
-    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
-    process.start()
-    return process
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes by fork")
-@pytest.mark.slow
-@pytest.mark.parametrize("every_step", [False, True])
-def test_killed_at_any_moment_it_ends_with_the_same_weights(small: list[str], tmp_path: Path, every_step: bool) -> None:
-    settings = [*small, "--epochs=4", "--model.dropout=0.2", f"--checkpoint_minutes={0 if every_step else 10}"]
-    torch.set_num_threads(1)  # as the children
-    started = time.monotonic()
-    straight = train(Recipe.load(overrides=settings), tmp_path / "straight")
-    longest = time.monotonic() - started
-    out = RunFolder(tmp_path / "killed")
-    moments, kills = random.Random(every_step), 0
-    for attempt in range(8):
-        process = _child(_train_or_resume, settings, out.path)
-        process.join(moments.uniform(0.02, longest / 4) if attempt < 7 else None)
-        if process.exitcode is None:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-        process.join()
-        if process.exitcode == 0:
-            break
-    assert process.exitcode == 0
-    assert kills > 0
-    assert_same_run(out, straight)
-
-
 @pytest.fixture(scope="module")
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A finished run, to be copied."""
     recipe = Recipe.load(overrides=[f"--data.source={photos}", *SMALL])
     return train(recipe, tmp_path_factory.mktemp("finished") / "run")
 
@@ -180,13 +139,11 @@ def test_resuming_a_finished_run_changes_nothing_but_settings_of_the_machine(sma
 
 def test_what_cannot_be_started_or_resumed(small: list[str], run: RunFolder, tmp_path: Path) -> None:
     recipe = Recipe.load(overrides=small)
-    with pytest.raises(InputError, match="holds no run to resume"):
-        resume(tmp_path / "none")
+    refused_call("holds no run to resume", resume, tmp_path / "none")
     with pytest.raises(InputError, match="no such file"):
         train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "other")
     assert not (tmp_path / "other").exists()
-    with pytest.raises(InputError, match=r"run exists already; give another --out, or --resume"):
-        train(recipe, run.path)
+    refused_call(r"run exists already; give another --out, or --resume", train, recipe, run.path)
     before = run.recipe.read_bytes()
     for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
         key = setting.removeprefix("--").partition("=")[0]
@@ -196,15 +153,13 @@ def test_what_cannot_be_started_or_resumed(small: list[str], run: RunFolder, tmp
     with run.in_use():
         message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"
         for start in (lambda: resume(run.path), lambda: train(recipe, run.path)):
-            with pytest.raises(InputError, match=message):
-                start()
+            refused_call(message, start)
     (run.path / f".{run.table.name}.{'0' * 8}.tmp").touch()
     (run.path / f".{run.model.name}.{'1' * 8}.tmp").mkdir()
     resume(run.path)
     assert not list(run.path.glob(".*.tmp"))
     run.last.write_bytes(run.last.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"last.pt is not a checkpoint"):
-        resume(run.path)
+    refused_call(r"last.pt is not a checkpoint", resume, run.path)
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
@@ -238,8 +193,7 @@ def test_a_run_that_took_no_step_does_not_block_the_next(small: list[str], photo
     assert len(pd.read_csv(run.log)) == 6
     (tmp_path / "mine").mkdir()
     recipe.save(tmp_path / "mine" / "recipe.yaml")  # a recipe alone is not what a run has left
-    with pytest.raises(InputError, match="mine exists already"):
-        train(recipe, tmp_path / "mine")
+    refused_call("mine exists already", train, recipe, tmp_path / "mine")
 
 
 def test_images_that_change_before_a_run_is_resumed(small: list[str], photos: Path, tmp_path: Path) -> None:
@@ -252,8 +206,7 @@ def test_images_that_change_before_a_run_is_resumed(small: list[str], photos: Pa
     content = image.read_bytes()
     for change in (lambda: image.write_bytes(content[:60]), image.unlink):
         change()
-        with pytest.raises(InputError, match=rf"{image.name}: (broken image|no such file)"):
-            resume(run.path)
+        refused_call(rf"{image.name}: (broken image|no such file)", resume, run.path)
     image.write_bytes(content)
     assert weights(resume(run.path)) == weights(straight)
 
@@ -276,8 +229,7 @@ def test_a_log_that_was_cut_is_repaired(small: list[str], tmp_path: Path) -> Non
         assert len(log) == steps
         assert pd.read_csv(run.metrics)["epoch"].tolist() == [1, 2, 3]
     run.log.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"log.csv: not a log of a run \(it has no column step\)"):
-        resume(run.path)
+    refused_call(r"log.csv: not a log of a run \(it has no column step\)", resume, run.path)
 
 
 def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:
@@ -288,8 +240,7 @@ def test_a_checkpoint_runs_nobodys_code(tmp_path: Path) -> None:
             return (os.mkdir, (str(tmp_path / "ran"),))
 
     (tmp_path / "last.pt").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(InputError, match="not a checkpoint"):
-        load_checkpoint(tmp_path / "last.pt")
+    refused_call("not a checkpoint", load_checkpoint, tmp_path / "last.pt")
     assert not (tmp_path / "ran").exists()
 
 

@@ -13,32 +13,77 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.processes import CollectiveCounter, Results, run_groups
+from tests.processes import CollectiveCounter, run_groups
 from vicinal.data import ImageDataset, ImageTransform, Table
 from vicinal.data.batches.image_dataset import UnreadableImageError
+from vicinal.distillation import S2SD
 from vicinal.evaluation import evaluate
 from vicinal.losses import (
+    BinomialDevianceLoss,
     ContextualLoss,
     ContrastiveLoss,
     HistogramLoss,
     Loss,
+    MarginLoss,
     MultiSimilarityLoss,
+    NCALoss,
+    NormSoftmaxLoss,
+    NTXentLoss,
     ProxyAnchorLoss,
     RecallAtKLoss,
+    SmoothAPLoss,
+    TripletLoss,
 )
 from vicinal.losses.contextual import dense
 from vicinal.losses.contextual import loss as contextual
 from vicinal.memory import CrossBatchMemory
+from vicinal.mining import DistanceWeightedMiner
+from vicinal.mixing import SiMix
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.divided_work import divided_rows, embed_divided, find_unreadable
+from vicinal.training.compatibility import CompatibilityLoss
+from vicinal.training.divided_work import embed_divided, find_unreadable
 from vicinal.training.step_message import StepMessage
 from vicinal.utils import distributed
 
-WORLDS = (3,)
+WORLD = 3
 SIZE, DIM, STEPS = 24, 6, 2  # of each batch, over all processes
+EQUAL = STEPS * [(torch.arange(SIZE) // 4).roll(2)]
+# Classes split between the processes or not; in one step one process has singletons alone.
+UNEQUAL = [
+    torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 1, 3, 4, 0, 0, 2, 5, 5, 3, 3, 1, 4, 2, 0, 5, 5]),
+    torch.tensor([5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 2, 2, 2, 3, 3, 1, 4, 4, 0, 0, 0, 3, 1, 4]),
+]
 
+
+def compatibility() -> Loss:
+    loss = CompatibilityLoss(SIZE // 4, DIM)
+    loss.set_old_centers(torch.randn(SIZE // 4, DIM))
+    return ContrastiveLoss() + 0.5 * loss
+
+
+OF_MIXTURES: dict[str, Callable[[], Loss]] = {
+    "sum": lambda: SiMix(BinomialDevianceLoss()),
+    "anchors": lambda: SiMix(MultiSimilarityLoss(tile_rows=3)),
+    "anchors, few": lambda: SiMix(BinomialDevianceLoss(reduction="anchors"), virtual_per_class=2),
+    "contributing": lambda: SiMix(RecallAtKLoss(k=[1, 3])),
+    "contributing, AP": lambda: SiMix(SmoothAPLoss(tile_rows=2), seed=3),
+    "pairs": lambda: SiMix(NTXentLoss()),
+    "pairs of triplets": lambda: SiMix(TripletLoss(tile_rows=4)),
+    "violating": lambda: SiMix(ContrastiveLoss()),
+    "histogram": lambda: SiMix(HistogramLoss(bins=20)),
+    "drawn and learned": lambda: SiMix(MarginLoss(nu=0.1)),
+    "drawn triplets": lambda: SiMix(TripletLoss(miner=DistanceWeightedMiner(num_samples=2)), virtual_per_class=3),
+    "sum of losses": lambda: SiMix(0.5 * ContrastiveLoss() + RecallAtKLoss()) + 2 * NCALoss(),
+    "memory": lambda: CrossBatchMemory(SiMix(RecallAtKLoss(k=2)), 100),
+    "memory, anchors": lambda: CrossBatchMemory(SiMix(MultiSimilarityLoss(tile_rows=3)), 17, warmup=1),
+    "memory, sum": lambda: CrossBatchMemory(SiMix(NCALoss(), virtual_per_class=2), 7),
+    "memory, pairs": lambda: CrossBatchMemory(SiMix(NTXentLoss()), 30),
+    "memory, drawn": lambda: CrossBatchMemory(SiMix(MarginLoss(nu=0.1)), 30),
+}
 LOSSES: dict[str, Callable[[], Loss]] = {
     "contextual": lambda: ContextualLoss(3),
+    "contextual, rows in parts": lambda: ContextualLoss(3),
+    "contextual, sparse": lambda: ContextualLoss(3),
     "contextual, k of the batch": ContextualLoss,
     "contextual, ablations": lambda: ContextualLoss(4, detach_sizes=False, correct_gradient=True, expansion=False),
     "contextual, sigmoid and minimum": lambda: ContextualLoss(
@@ -47,8 +92,12 @@ LOSSES: dict[str, Callable[[], Loss]] = {
     "contextual, minimum without": lambda: ContextualLoss(
         4, conjunction="min", complement=False, expansion=False, correct_gradient=True
     ),
-    "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
     "contextual, sigmoid, memory": lambda: CrossBatchMemory(ContextualLoss(4, theta="sigmoid"), 31),
+    "proxy anchor": lambda: ProxyAnchorLoss(SIZE // 4, DIM),
+    "compatibility": compatibility,
+    "S2SD, pairs": lambda: S2SD(MultiSimilarityLoss(), (7, 9), DIM, feature_warmup=0),
+    "S2SD, violating": lambda: S2SD(ContrastiveLoss(), (7, 9), DIM, feature_warmup=0),
+    "S2SD, centers": lambda: S2SD(NormSoftmaxLoss(SIZE // 4, DIM), (7, 9), DIM, feature_warmup=0),
 }
 MAX_CALLS: dict[str, tuple[Callable[[], Loss], int]] = {
     # The gradient of the weights, that of the embeddings, the embeddings, and the control message; then what the loss
@@ -63,27 +112,29 @@ MAX_CALLS: dict[str, tuple[Callable[[], Loss], int]] = {
 
 
 class System(nn.Module):
-    """A model and a loss as the trainer has them."""
+    """A model and a loss as the trainer has them; the features of an embedding are the embedding itself."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, make: Callable[[], Loss]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model, self.loss = nn.Linear(8, DIM), loss
+        self.model, self.loss = nn.Linear(8, DIM), make()
         self.double()
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return self.loss.parts(PairSource.from_distributed_batch(self.model(x), labels))
+        embeddings = self.model(x)
+        return self.loss.parts(PairSource.from_distributed_batch(embeddings, labels, embeddings))
 
 
-def steps(system: System, module: nn.Module, rank: int = 0, world: int = 1) -> dict[str, list[Tensor]]:
+def steps(name: str, rank: int = 0, world: int = 1) -> dict[str, list[Tensor]]:
     """Loss and gradient of some steps of training, each on its own batch of clusters."""
+    system = System({**LOSSES, **OF_MIXTURES}[name])
+    module = system if world == 1 else DistributedDataParallel(system)
     optimizer = torch.optim.SGD(system.parameters(), lr=0.1)
     seen: dict[str, list[Tensor]] = {"loss": [], "gradient": []}
-    labels = (torch.arange(SIZE) // 4).roll(2)
     mine = slice(rank * SIZE // world, (rank + 1) * SIZE // world)
-    for step in range(STEPS):
+    centers = torch.randn(SIZE, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    for step, labels in enumerate(UNEQUAL if name in OF_MIXTURES else EQUAL):
         generator = torch.Generator().manual_seed(step)
-        centers = torch.randn(SIZE // 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
         x = centers[labels] + 0.4 * torch.randn(SIZE, 8, dtype=torch.float64, generator=generator)
         value = torch.stack([*module(x[mine], labels[mine]).values()]).sum()
         optimizer.zero_grad()
@@ -94,10 +145,8 @@ def steps(system: System, module: nn.Module, rank: int = 0, world: int = 1) -> d
     return seen
 
 
-def calls_of_a_step(loss: Loss, rank: int, world: int) -> list[tuple[str, int]]:
-    """The collective operations of one step of training."""
-    system = System(loss)
-    module = DistributedDataParallel(system)
+def calls_of_a_step(make: Callable[[], Loss], rank: int, world: int) -> list[tuple[str, int]]:
+    module = DistributedDataParallel(System(make))
     labels = torch.arange(SIZE).chunk(world)[rank] // 4
     for _ in range(3):  # in the second step DistributedDataParallel agrees on the order of gradients
         with CollectiveCounter() as counter, distributed.equal_lengths():
@@ -137,20 +186,16 @@ class SomeLost(ImageDataset):
 
 
 def together(rank: int, world: int) -> dict[str, Any]:
-    """All that a process of a group does for the tests below."""
     result: dict[str, Any] = {}
-    for name, make in LOSSES.items():
-        system = System(make())
-        result[name] = steps(system, DistributedDataParallel(system), rank, world)
-    dense.MAX_GATHERED, before = 2 * SIZE * world, dense.MAX_GATHERED  # rows come two at a time
-    system = System(ContextualLoss(3))
-    result["rows in parts"] = steps(system, DistributedDataParallel(system), rank, world)
-    dense.MAX_GATHERED = before
-    contextual.MIN_SPARSE_SAMPLES, contextual.MAX_DENSITY = 0, 1.0
-    system = System(ContextualLoss(3))
-    result["sparse"] = steps(system, DistributedDataParallel(system), rank, world)
-    contextual.MIN_SPARSE_SAMPLES, contextual.MAX_DENSITY = 256, 1 / 40
-    result["calls"] = {name: calls_of_a_step(make(), rank, world) for name, (make, _) in MAX_CALLS.items()}
+    for name in LOSSES:
+        with pytest.MonkeyPatch.context() as patch:
+            if name.endswith("rows in parts"):
+                patch.setattr(dense, "MAX_GATHERED", 2 * SIZE * world)  # two at a time
+            if name.endswith("sparse"):
+                patch.setattr(contextual, "MIN_SPARSE_SAMPLES", 0)
+                patch.setattr(contextual, "MAX_DENSITY", 1.0)
+            result[name] = steps(name, rank, world)
+    result["calls"] = {name: calls_of_a_step(make, rank, world) for name, (make, _) in MAX_CALLS.items()}
     result["message"] = message({"A": torch.tensor(float(rank)), "B": torch.tensor(2.0)}, rank)
     infinite = {"A": torch.tensor(torch.inf if rank == 1 else 1.0)}
     result["finite"] = message(infinite).is_finite
@@ -176,89 +221,60 @@ def together(rank: int, world: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_groups(together, WORLDS, tmp_path_factory.mktemp("processes"))
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_groups(together, (WORLD,), tmp_path_factory.mktemp("processes"))[WORLD]
 
 
-@pytest.mark.parametrize("name", [*LOSSES, "rows in parts", "sparse"])
-def test_several_processes_have_the_loss_and_the_gradient_of_one(name: str, results: Results) -> None:
-    system = System(LOSSES.get(name, LOSSES["contextual"])())
-    expected = steps(system, system)
+def assert_as_one_process(name: str, results: list[dict[str, Any]]) -> None:
+    expected = steps(name)
     assert max(gradient.abs().max() for gradient in expected["gradient"]) > 1e-3
-    for world in WORLDS:
-        for result in results[world]:
-            for what, tensors in expected.items():
-                for got, wanted in zip(result[name][what], tensors, strict=True):
-                    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12, msg=lambda m, w=what: f"{w}: {m}")
+    for result in results:
+        for what, tensors in expected.items():
+            for got, wanted in zip(result[name][what], tensors, strict=True):
+                message = f"{name}, {what}"
+                torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12, msg=lambda m, n=message: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("name", MAX_CALLS)
-def test_a_step_takes_few_messages(name: str, results: Results) -> None:
-    for world in WORLDS:
-        for result in results[world]:
-            assert 4 <= len(result["calls"][name]) <= MAX_CALLS[name][1], result["calls"][name]
+@pytest.mark.parametrize("name", LOSSES)
+def test_several_processes_have_the_loss_and_the_gradient_of_one(name: str, results: list[dict[str, Any]]) -> None:
+    assert_as_one_process(name, results)
 
 
-def test_one_message_tells_all_of_a_step(results: Results) -> None:
-    for world in WORLDS:
-        mean, squares = (world - 1) / 2, world * (world + 1) / 2
-        expected = StepMessage(mean + 2.0, {"A": mean, "B": 2.0}, True, False, squares)
-        assert all(result["message"] == expected and not result["finite"] for result in results[world])
-
-
-def test_validation_is_divided(results: Results) -> None:
-    vectors, tables = photos_of_classes()
-    expected = {name: evaluate(vectors, table, metrics=["recall@3"]).metrics for name, table in tables.items()}
-    for world in WORLDS:
-        for result in results[world]:
-            assert result["metrics"] == expected
-            assert np.array_equal(result["embedded"], vectors)
-            assert result["batches"] == -(-7 // world)  # sharded weights need as many on each
-            assert result["unequal"].tolist() == [[rank, rank] for rank in range(world) for _ in range(rank)]
-            assert result["broadcast"] == [0.0, 0.0, 0.0, 0.0]
-
-
-def test_images_are_looked_at_by_one_process_and_all_know_which_cannot_be_read(results: Results) -> None:
-    expected = {row: f"row {row}: lost" for row in range(0, 1000, 100)}
-    for world in WORLDS:
-        assert all(list(result["unreadable"].items()) == list(expected.items()) for result in results[world])
-        looked_at = [row for result in results[world] for row in result["looked at"]]
-        assert sorted(looked_at) == list(range(1000))
-
-
-def test_parts_are_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    parts = divided_rows(107, 10)
-    assert [row for part in parts for row in part] == list(range(107))
-    assert all(part.start % 10 == 0 for part in parts)
-    assert max(map(len, parts)) - min(map(len, parts)) < 20
-    assert [len(part) for part in divided_rows(4, 10)] in ([0, 4, 0], [0, 0, 4], [4, 0, 0])
-
-
-def large(rank: int, world: int) -> dict[str, Any]:
-    """The contextual loss of a batch of 4 x 500 embeddings, of which neighborhoods are large and so dense."""
-    x, labels = batch_of(2000)
-    mine = slice(rank * 2000 // world, (rank + 1) * 2000 // world)
-    leaf = x[mine].clone().requires_grad_()
-    value = sum(ContextualLoss().parts(PairSource.from_distributed_batch(leaf, labels[mine])).values())
-    value.backward()
-    return {"value": value.item(), "gradient": leaf.grad}
-
-
-def batch_of(size: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(size) // 100
-    centers = torch.randn(size // 100, 16, generator=generator)
-    return centers[labels] + torch.randn(size, 16, generator=generator), labels
+def mixtures(rank: int, world: int) -> dict[str, Any]:
+    return {name: steps(name, rank, world) for name in OF_MIXTURES}
 
 
 @pytest.mark.slow
-def test_a_large_contextual_batch_over_processes(tmp_path: Path) -> None:
-    x, labels = batch_of(2000)
-    leaf = x.clone().requires_grad_()
-    value = ContextualLoss()(leaf, labels)
-    value.backward()
-    for world, found in run_groups(large, (4, 2), tmp_path).items():
-        gradient = torch.cat([each["gradient"] for each in found]) / world
-        assert [each["value"] for each in found] == pytest.approx(world * [value.item()], rel=1e-5)
-        assert (gradient - leaf.grad).norm() < 1e-5 * leaf.grad.norm()
+def test_several_processes_mix_as_one(tmp_path: Path) -> None:
+    results = run_groups(mixtures, (WORLD,), tmp_path)[WORLD]
+    for name in OF_MIXTURES:
+        assert_as_one_process(name, results)
+
+
+@pytest.mark.parametrize("name", MAX_CALLS)
+def test_a_step_takes_few_messages(name: str, results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert 4 <= len(result["calls"][name]) <= MAX_CALLS[name][1], result["calls"][name]
+
+
+def test_one_message_tells_all_of_a_step(results: list[dict[str, Any]]) -> None:
+    mean, squares = (WORLD - 1) / 2, WORLD * (WORLD + 1) / 2
+    expected = StepMessage(mean + 2.0, {"A": mean, "B": 2.0}, True, False, squares)
+    assert all(result["message"] == expected and not result["finite"] for result in results)
+
+
+def test_validation_is_divided(results: list[dict[str, Any]]) -> None:
+    vectors, tables = photos_of_classes()
+    expected = {name: evaluate(vectors, table, metrics=["recall@3"]).metrics for name, table in tables.items()}
+    for result in results:
+        assert result["metrics"] == expected
+        assert np.array_equal(result["embedded"], vectors)
+        assert result["batches"] == -(-7 // WORLD)  # sharded weights need as many on each
+        assert result["unequal"].tolist() == [[rank, rank] for rank in range(WORLD) for _ in range(rank)]
+        assert result["broadcast"] == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_images_are_looked_at_by_one_process_and_all_know_which_cannot_be_read(results: list[dict[str, Any]]) -> None:
+    expected = {row: f"row {row}: lost" for row in range(0, 1000, 100)}
+    assert all(list(result["unreadable"].items()) == list(expected.items()) for result in results)
+    assert sorted(row for result in results for row in result["looked at"]) == list(range(1000))

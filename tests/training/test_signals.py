@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.conftest import ROOT
+from tests.training.runs import assert_same_run
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -25,13 +25,19 @@ SETUPS = {
     "micro-batches": ["--micro_batch_size=3", "--data.cache=false", "--data.num_workers=1", "--loss=MarginLoss"],
     "memory": ["--loss=CrossBatchMemory", "--loss.loss=ContrastiveLoss", "--loss.size=16"],
     "centers": ["--loss=ProxyAnchorLoss", "--max_grad_norm=1", "--accumulate_grad_batches=2"],
-    "selection": ["--sample_selection.method=prism", "--log_every=4"],
+    "selection": ["--sample_selection.method=prism", "--log_every=4", "--checkpoint_minutes=10"],
 }
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 
 
-def command(out: Path, settings: list[str], verb: str = "train") -> list[str]:
-    return [sys.executable, "-m", "vicinal", verb, *settings, "--out", str(out), "--resume"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc"),
+]
+
+
+def command(out: Path, settings: list[str]) -> list[str]:
+    return [sys.executable, "-m", "vicinal", "train", *settings, "--out", str(out), "--resume"]
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
@@ -57,7 +63,6 @@ def finish(words: list[str]) -> float:
 
 
 def members(group: int) -> list[int]:
-    """The processes of a group that still run."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -69,8 +74,26 @@ def members(group: int) -> list[int]:
     return found
 
 
+def send(number: signal.Signals, process: subprocess.Popen[str]) -> None:
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as Ctrl-C does
+    else:
+        process.send_signal(number)
+
+
+def wait_for_the_end(process: subprocess.Popen[str]) -> str:
+    """The messages of a process; it and all that it started must end."""
+    _, errors = process.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not members(process.pid), errors
+    assert "Traceback" not in errors
+    return errors
+
+
 def end_by(number: signal.Signals, words: list[str], wait: float) -> str:
-    """Start a run, send a signal after a while, and return its messages; it and all that it started must end."""
+    """Start a run, send a signal after a while, and return its messages."""
     process = start(words)
     try:
         _, errors = process.communicate(timeout=wait)  # finished before the signal
@@ -78,77 +101,45 @@ def end_by(number: signal.Signals, words: list[str], wait: float) -> str:
         return errors
     except subprocess.TimeoutExpired:
         pass
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as Ctrl-C does
-    else:
-        process.send_signal(number)
-    _, errors = process.communicate(timeout=SECONDS)
+    send(number, process)
+    errors = wait_for_the_end(process)
     assert process.returncode in (0, 130, -number), errors
-    deadline = time.monotonic() + SECONDS
-    while members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not members(process.pid), errors
     return errors
 
 
 def check_same(run: RunFolder, straight: RunFolder) -> None:
-    """Compare two finished runs bit for bit."""
-    assert (run.model / "model.safetensors").read_bytes() == (straight.model / "model.safetensors").read_bytes()
-    logs = [pd.read_csv(each.log).drop(columns="images/s") for each in (run, straight)]
-    assert logs[0].equals(logs[1])
-    assert pd.read_csv(run.metrics).equals(pd.read_csv(straight.metrics))
+    assert_same_run(run, straight)
     assert not list(run.path.rglob(".*.tmp"))
 
 
-def check_moments(settings: list[str], tmp_path: Path, count: int, verb: str = "train") -> None:
-    straight = RunFolder(tmp_path / "straight")
-    seconds = finish(command(straight.path, settings, verb))
-    moments = random.Random(0)
-    for number in SIGNALS:
-        run = RunFolder(tmp_path / f"run {number}")
-        words = command(run.path, settings, verb)
-        for _ in range(count):
-            if run.model.is_dir():
-                check_same(run, straight)
-                shutil.rmtree(run.path)
-            errors = end_by(number, words, moments.uniform(0.3, 1) * seconds)
-            assert "Traceback" not in errors
-        finish(words)
-        check_same(run, straight)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
 @pytest.mark.parametrize("setup", SETUPS)
 def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str) -> None:
     """Ctrl-C, SIGTERM and kill -9 at twenty moments each."""
     settings = [*small, "--epochs=4", "--checkpoint_minutes=0", *SETUPS[setup]]
-    check_moments(settings, tmp_path, 20)
+    straight, moments = RunFolder(tmp_path / "straight"), random.Random(0)
+    seconds = finish(command(straight.path, settings))
+    for number in SIGNALS:
+        run = RunFolder(tmp_path / f"run {number}")
+        words = command(run.path, settings)
+        for _ in range(20):
+            if run.model.is_dir():
+                check_same(run, straight)
+                shutil.rmtree(run.path)
+            end_by(number, words, moments.uniform(0.3, 1) * seconds)
+        finish(words)
+        check_same(run, straight)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(SIGNALS[0], marks=pytest.mark.slow), *SIGNALS[1:2], pytest.param(SIGNALS[2], marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, number: signal.Signals) -> None:
-    settings = [*small, "--epochs=100", *SETUPS["workers"]]
-    run, process = RunFolder(tmp_path / "run"), start(command(tmp_path / "run", settings))
+    run = RunFolder(tmp_path / "run")
+    process = start(command(run.path, [*small, "--epochs=100", *SETUPS["workers"]]))
     deadline = time.monotonic() + 2 * SECONDS
     while not run.log.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert run.log.exists()
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-    started = time.monotonic()
-    _, errors = process.communicate(timeout=SECONDS)
-    while members(process.pid) and time.monotonic() < started + SECONDS:
-        time.sleep(0.05)
-    assert not members(process.pid)
-    assert "Traceback" not in errors
+    send(number, process)
+    errors = wait_for_the_end(process)
     if number == signal.SIGKILL:
         assert process.returncode == -9
     else:
@@ -157,8 +148,6 @@ def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, nu
         assert run.last.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the processes from /proc")
 def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], tmp_path: Path) -> None:
     """Not even an idle machine starts the second one in the time that the first waits."""
     process = start(command(tmp_path / "run", [*small, *SETUPS["two processes"]]))
@@ -166,8 +155,7 @@ def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], t
         assert process.poll() is None
         time.sleep(0.01)
     time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=SECONDS)
+    send(signal.SIGINT, process)
+    errors = wait_for_the_end(process)
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("error: interrupted")
-    assert not members(process.pid)

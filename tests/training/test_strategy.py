@@ -67,7 +67,6 @@ def start(settings: list[str], run: RunFolder) -> float:
 
 
 def go_on(settings: list[str], run: RunFolder, strategy: str) -> None:
-    """Resume a run with another strategy."""
     resume(run.path, Recipe.load(overrides=[*settings, *STILL, f"--strategy={strategy}"]))
 
 
@@ -115,7 +114,6 @@ def results(folder: Path, photos: Path) -> Results:
 
 
 def tensors_in(state: Any, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a checkpoint, by their keys."""
     if isinstance(state, Tensor):
         return {prefix: state}
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()

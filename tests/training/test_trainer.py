@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.runs import Infinite, copied, scripted_validation, trainer, weights
+from tests.refusals import refused_call
+from tests.training.runs import Infinite, copied, interrupted, scripted_validation, trainer, weights
 from vicinal.data import Table
 from vicinal.losses import Loss, MultiSimilarityLoss
-from vicinal.models import Embedder
-from vicinal.training import Recipe, progress, train
-from vicinal.training.checkpoint import load_checkpoint
+from vicinal.models import Embedder, add_lora
+from vicinal.training import Recipe, progress, resume, train
+from vicinal.training.checkpoint import load_checkpoint, save_checkpoint
 from vicinal.utils.errors import NonFiniteLossError
-from vicinal.utils.run_folder import RunFolder
+from vicinal.utils.run_folder import RunFolder, TrainingCost
 
 
 @pytest.mark.usefixtures("drawn_curves")
@@ -165,8 +167,6 @@ def test_every_precision_and_optimizer_trains(small: list[str], tmp_path: Path, 
 
 
 class _Exploding(Loss):
-    """Fine for two steps, then NaN."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.calls = MultiSimilarityLoss(), 0
@@ -221,3 +221,52 @@ def test_gradients_that_are_never_finite_stop_the_run(
     with pytest.raises(NonFiniteLossError, match=rf"step {step}: the gradient is not finite") as error:
         one.fit()
     assert str(error.value).count(".png") == 8
+
+
+def test_the_time_of_a_resumed_run_is_that_of_its_parts(small: list[str], tmp_path: Path) -> None:
+    run = interrupted(small, tmp_path / "run", 2)
+    assert TrainingCost.load(run.training) is None
+    state = load_checkpoint(run.last)
+    assert 0 < state["progress"]["seconds"] < 60
+    state["progress"]["seconds"] = 1000.0
+    save_checkpoint(run.last, state)
+    before = time.monotonic()
+    cost = TrainingCost.load(resume(run.path).training)
+    assert 1000 < cost.seconds < 1000 + time.monotonic() - before
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["--loss=ProxyAnchorLoss", "--model.pooling=gem", "--model.learned_p=true"], ("backbone", "pooling", "head")),
+        (["--freeze_backbone_epochs=1"], ("head",)),
+        (["--features=frozen"], ("head",)),
+    ],
+)
+def test_the_parameters_of_the_model_that_were_trained(
+    small: list[str], tmp_path: Path, settings: list[str], parts: tuple[str, ...]
+) -> None:
+    more = [f"--feature_cache={tmp_path / 'cache'}"] if "--features=frozen" in settings else []
+    run = train(Recipe.load(overrides=[*small, *settings, *more, "--epochs=1"]), tmp_path / "run")
+    groups = Embedder.from_pretrained(run.model).train().parameter_groups()
+    cost = TrainingCost.load(run.training)
+    assert cost.trained_parameters == sum(each.numel() for part in parts for each in groups[part]) > 0
+
+
+@pytest.mark.slow
+def test_of_a_backbone_with_adapters_they_count_alone(small: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    run = train(Recipe.load(overrides=[*small, "--fine_tuning.method=lora", "--epochs=1"]), tmp_path / "run")
+    model = Embedder.from_pretrained(run.model)
+    head = sum(each.numel() for each in model.head.parameters())
+    with torch.random.fork_rng():
+        add_lora(model)
+    adapters = sum(each.numel() for each in model.backbone.parameters() if each.requires_grad)
+    cost = TrainingCost.load(run.training)
+    assert cost.trained_parameters == head + adapters
+
+
+def test_a_damaged_file_is_an_error_of_one_line(tmp_path: Path) -> None:
+    for text in ("", "[]", "{}", '{"seconds": 1, "minutes": 2}'):
+        (tmp_path / "training.json").write_text(text)
+        refused_call(r"training\.json: damaged", TrainingCost.load, tmp_path / "training.json")

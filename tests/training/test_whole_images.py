@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.conftest import SMALL
 from tests.losses.gradients import assert_near
 from tests.training.runs import assert_same_run, interrupted
-from tests.training.test_large_batch import PeakMemory
 from vicinal.data import ImageTransform
 from vicinal.losses import MultiSimilarityLoss
 from vicinal.models import Embedder
@@ -61,20 +61,6 @@ def test_images_of_a_list_get_their_gradients_too() -> None:
     assert_near(list(ours), list(expected), 1e-6)
 
 
-def test_of_the_batch_only_pixels_and_embeddings_are_in_memory() -> None:
-    def peak(number: int) -> int:
-        storage = torch.randint(0, 256, (number, 3 * 64 * 48), dtype=torch.uint8)
-        images = [row.view(3, *((64, 48) if i % 2 else (48, 64))) for i, row in enumerate(storage)]
-        model.zero_grad()
-        with PeakMemory(storage) as memory:
-            embed_in_micro_batches(model, images, 1).square().sum().backward()
-        return memory.peak
-
-    model = embedder()
-    peak(2)
-    assert peak(20) - peak(4) <= 4 * 16 * 4 * 8  # embeddings of 8 numbers and their gradients, two of each at once
-
-
 def test_a_list_needs_micro_batches_of_one() -> None:
     for size in (None, 2):
         with pytest.raises(InputError, match=f"micro_batch_size = {size} must be 1; images in a list are embedded"):
@@ -94,37 +80,15 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             side = rng.integers(30, 60, 2)
             noise = np.clip(rng.integers(40, 216, 3) + rng.normal(0, 25, (*side, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(noise).save(folder / str(label) / f"{number}.png")
-    return [
-        f"--data.source={folder}",
-        "--data.fractions={train: 0.7, val: 0.3}",
-        "--transform.longest=48",
-        "--model.backbone=test_resnet",
-        "--model.pretrained=false",
-        "--model.dim=16",
-        "--model.freeze_batch_norm=statistics",
-        "--model.dropout=0.2",
-        "--batch_size=8",
-        "--samples_per_class=2",
-        "--log_every=1",
-        "--accelerator=cpu",
-        "--data.num_workers=0",
-        "--epochs=2",
-    ]
+    more = ["--data.fractions={train: 0.7, val: 0.3}", "--transform.longest=48", "--micro_batch_size=1"]
+    more += ["--model.freeze_batch_norm=statistics", "--model.dropout=0.2", f"--data.source={folder}"]
+    return [*(each for each in SMALL if "transform" not in each and "cache" not in each), *more]
 
 
 @pytest.mark.slow
 def test_a_run_of_whole_images_resumes_exactly(settings: list[str], tmp_path: Path) -> None:
-    settings = [*settings, "--micro_batch_size=1"]
     straight = train(recipe := Recipe.load(overrides=settings), tmp_path / "straight")
     assert_same_run(resume(interrupted(settings, tmp_path / "run", 2).path), straight)
     model = Embedder.from_pretrained(straight.model)
     assert model.transform.longest == 48
     assert model.embed(load_training_table(recipe.settings), progress=False).shape == (36, 16)
-
-
-def test_a_recipe_needs_micro_batches_of_one(settings: list[str]) -> None:
-    for more in ([], ["--micro_batch_size=2"]):
-        with pytest.raises(InputError, match=r"micro_batch_size = (2|None) must be 1 with transform.longest"):
-            Recipe.load(overrides=[*settings, *more])
-    with pytest.raises(InputError, match=r"transform.ratio is .* left out with transform.longest"):
-        Recipe.load(overrides=[*settings, "--micro_batch_size=1", "--transform.ratio=[0.5,2]"])

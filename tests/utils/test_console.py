@@ -34,27 +34,22 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-@pytest.mark.parametrize(
-    ("encoding", "stream", "expected"),
-    [
+def test_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, stream, expected in (
         ("utf-8", Terminal, "猫\\x1b[2J"),
         ("ascii", Terminal, "\\u732b\\x1b[2J"),
         ("utf-8", io.TextIOWrapper, "猫\x1b[2J"),  # a file or another program gets the data as they are
         ("ascii", io.TextIOWrapper, "\\u732b\x1b[2J"),
-    ],
-)
-def test_results(encoding: str, stream: type, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", stream(buffer, encoding=encoding, write_through=True))
-    print_result("猫\x1b[2J")
-    written = buffer.getvalue()
-    monkeypatch.undo()
-    assert written.decode(encoding) == expected + "\n"
+    ):
+        buffer = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", stream(buffer, encoding=encoding, write_through=True))
+        print_result("猫\x1b[2J")
+        written = buffer.getvalue()
+        monkeypatch.undo()
+        assert written.decode(encoding) == expected + "\n"
 
 
-def test_without_a_terminal_a_long_job_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_a_long_job_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     seconds = iter([0.0, 0.0, 50.0, 60.0, 90.0, 3725.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     assert list(track("abcde", "letters", total=1200)) == [*"abcde"]

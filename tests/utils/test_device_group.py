@@ -25,12 +25,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def test_the_group_refuses_tensors_of_the_cpu(results: list[dict[str, Any]]) -> None:
-    assert all("device type cpu" in result["refusal"] for result in results)
-
-
 def test_tensors_of_the_cpu_are_added_gathered_and_compared(results: list[dict[str, Any]]) -> None:
     for result in results:
+        assert "device type cpu" in result["refusal"]  # of the group itself
         assert result["sum"].tolist() == [1.0, 3.0]
         assert result["logsumexp"].item() == pytest.approx(torch.tensor([0.0, 1.0]).logsumexp(0).item())
         assert result["gathered"].tolist() == [[0.0, 1.0], [1.0, 2.0]]

@@ -29,9 +29,7 @@ COMPILER = Path(find_spec("triton").origin).parent / "backends/nvidia/bin/ptxas"
 
 
 @pytest.mark.parametrize("agrees", [soft_ranks._kernels_agree, triplets._kernel_agrees, counting._kernel_agrees])
-def test_kernels_agree_with_pytorch_on_their_first_use(
-    monkeypatch: pytest.MonkeyPatch, agrees: Callable[[torch.device], bool]
-) -> None:
+def test_kernels_agree_with_pytorch_on_their_first_use(monkeypatch, agrees: Callable[[torch.device], bool]) -> None:
     device = torch.device("cpu")  # in the interpreter
     assert agrees(device)
     broken = rank_kernels.sum_over_triplets, rank_kernels.count_above, device_kernel.count
@@ -42,9 +40,7 @@ def test_kernels_agree_with_pytorch_on_their_first_use(
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("ptxas fatal\nno such chip")])
-def test_a_kernel_that_fails_is_replaced_by_pytorch(
-    monkeypatch: pytest.MonkeyPatch, error: RuntimeError | None
-) -> None:
+def test_a_kernel_that_fails_is_replaced_by_pytorch(monkeypatch, error: RuntimeError | None) -> None:
     calls = []
 
     def agrees(device: torch.device) -> bool:

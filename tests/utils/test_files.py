@@ -107,9 +107,7 @@ def test_a_block_that_fails_leaves_the_former_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_the_former_folder_comes_back_if_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_the_former_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch, failing: int) -> None:
     model(tmp_path / "m")
     rename, calls = os.rename, []
 
@@ -151,8 +149,7 @@ def test_the_current_folder_can_be_replaced(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(model(tmp_path / "m"))
     with replace_folder(".") as new:
         (new / "other").touch()
-    assert names(tmp_path / "m") == ["other"]
-    assert names(tmp_path) == ["m"]
+    assert (names(tmp_path / "m"), names(tmp_path)) == (["other"], ["m"])
     assert Path.cwd() == tmp_path / "m"
 
 

@@ -46,13 +46,11 @@ def state() -> list[object]:
 @pytest.mark.parametrize(
     ("setting", "device"),
     [
-        (older("high"), GPU),
         (older("medium"), GPU),
         (older("medium"), CPU),
         (allow_tf32, GPU),
         (newer(CUDA, "tf32"), GPU),
         (newer(MKLDNN, "bf16"), CPU),
-        (newer(torch.backends, "tf32"), GPU),
     ],
 )
 def test_products_are_exact_in_the_block_and_the_settings_come_back(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused_call
 from vicinal.utils import memory
-from vicinal.utils.errors import InputError
 from vicinal.utils.memory import available_memory, check_memory
 
 
@@ -42,8 +42,7 @@ def test_an_estimate_above_it_is_an_error_with_both_figures(monkeypatch: pytest.
     monkeypatch.setattr(memory, "available_memory", lambda: 2_000_000_000)
     check_memory(1_600_000_000, "v.npy")
     message = r"^v\.npy: about 1\.7 GB of memory are needed, 80 % of the 2\.0 GB that are available can be used$"
-    with pytest.raises(InputError, match=message):
-        check_memory(1_700_000_000, "v.npy")
+    refused_call(message, check_memory, 1_700_000_000, "v.npy")
 
 
 FAULTS = """
@@ -87,9 +86,7 @@ def test_settings_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: pytest.fail("the C library was called"))
     assert not memory.keep_large_blocks.__wrapped__()
-
-
-def test_nothing_is_done_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(memory, "_is_glibc", lambda: False)
     monkeypatch.setattr(memory, "_is_set_by_user", lambda: False)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: pytest.fail("the C library was called"))

@@ -18,7 +18,6 @@ from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a small model with random weights."""
     folder = tmp_path_factory.mktemp("models") / "model"
     Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
     return str(folder)

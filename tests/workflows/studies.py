@@ -55,23 +55,15 @@ class MadeUpRun:
         self.ended = -9
 
     def wait(self) -> int:
-        assert self.ended is not None
         return self.ended
 
 
 @dataclass
 class MadeUp:
-    """Starts made-up runs.
-
-    Args:
-        scores: those of a recipe; a failing run raises ValueError with its message.
-        started: what was started: verb, folder, environment.
-        configs: the recipe of each run.
-        runs: the processes that train.
-    """
+    """Starts made-up runs, which have the scores of their recipe; a ValueError is the message of one that fails."""
 
     scores: Scores = curve
-    started: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
+    started: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)  # verb, folder, environment
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: list[MadeUpRun] = field(default_factory=list)
     running: int = 0
@@ -97,7 +89,6 @@ class MadeUp:
     def _evaluate(self, words: Sequence[str], output: Path | None, environment: Mapping[str, str]) -> MadeUpRun:
         run = Path(words[1])
         self.started.append(("evaluate", run.name, environment))
-        assert output is not None
         assert words[2:5] == ["--split", "test", "--json"]
         row = {"metric": "recall@1", "label_level": "label", "group": None, "value": self.scores(self._config(run))[1]}
         output.write_text(json.dumps({"results": [row]}))

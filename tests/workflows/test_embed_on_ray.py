@@ -67,7 +67,6 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(**options: object) -> None:
-    """Start a cluster on this machine."""
     os.environ.update(ENVIRONMENT)
     memory, quiet = 80 * 2**20, {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init(address="local", num_cpus=1, object_store_memory=memory, **quiet, **options)
@@ -75,7 +74,6 @@ def start(**options: object) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(orders: Path) -> Iterator[None]:
-    """A cluster whose workers can be killed."""
     start(runtime_env={"worker_process_setup_hook": deadly_hook(orders)})
     yield
     ray.shutdown()

@@ -1,10 +1,13 @@
-"""`vicinal evaluate` and `vicinal whiten`: what is measured, of what, and how it is shown."""
+"""`vicinal evaluate`: what is measured, of what, how it is shown, mapped into memory and divided among processes."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from tests.conftest import metrics_in, output, refused
+from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
 from tests.data.benchmarks.test_revisited import root as roxford_root
 from vicinal.cli.main import main
-from vicinal.data import Table, load_embeddings, save_embeddings
+from vicinal.data import Table, load_embeddings, load_table, save_embeddings
 from vicinal.evaluation import (
     Resampling,
     cluster,
@@ -29,6 +34,7 @@ from vicinal.evaluation import (
 )
 from vicinal.models import Embedder
 from vicinal.retrieval import ContextualReranking, Index
+from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.evaluate import check_same_images, per_query_frame
 
 roxford = pytest.fixture(roxford_root.__wrapped__)  # type: ignore[attr-defined]
@@ -55,7 +61,6 @@ TABLE = Table(
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three files of embeddings, good to bad, here."""
     monkeypatch.chdir(tmp_path)
     for name, noise in (("good", 0.8), ("fair", 1.1), ("bad", 1.6)):
         save_embeddings(f"{name}.parquet", embeddings(noise), TABLE)
@@ -67,7 +72,6 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def row_of(results: dict[str, Any], **wanted: object) -> dict[str, Any]:
-    """The one row in the JSON of results that has these values."""
     (row,) = (row for row in results["results"] if all(row[name] == value for name, value in wanted.items()))
     return row
 
@@ -95,6 +99,7 @@ def test_everything_that_can_be_asked_of_one_source(files: Path, capsys) -> None
     assert "95 % confidence intervals in brackets, from resampled classes" in text
     assert "by shop: the weakest of 2, in %" in text
     assert "coarse/mAP@R" in text
+    assert "the column 'boxes' holds lists" in refused(capsys, "evaluate", "good.parquet", "--group_by", "boxes")
 
 
 def test_intervals_by_queries_or_with_another_confidence_are_narrower(files: Path, capsys) -> None:
@@ -259,7 +264,6 @@ def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> N
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    import torch
 
     folder = tmp_path_factory.mktemp("models")
     for name in ("one", "two"):
@@ -331,26 +335,138 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
     assert not Path("x.csv").exists()
 
 
+IN_BOTH_SPLITS = pytest.mark.filterwarnings("ignore:class '10' is in the splits train and test")
+
+
+@IN_BOTH_SPLITS
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("name", "metrics", "protocol"),
     [
-        (["--metrics", "accuracy"], "unknown metric 'accuracy'"),
-        (["--group_by", "camera"], "the table has no column 'camera'"),
-        (["--group_by", "shop", "--rerank", "contextual"], "--group_by is for single sources without re-ranking"),
-        (["--clusters", "--rerank", "contextual"], "--clusters is about embeddings without re-ranking"),
-        (["--per_query", "x.txt"], "name a file ending in .csv or .parquet"),
-        (["--metrics", "precision@07"], "unknown metric 'precision@07'"),
-        (["--scales", "1"], "leave out --scales"),
-        (["--images", "bad.parquet"], "bad.parquet holds embeddings, not images"),
-        (["--group_by", "boxes"], "the column 'boxes' holds lists"),
-        (["--intervals", "--confidence_level", "1.5"], "confidence_level = 1.5 is invalid"),
-        (["bad.parquet", "--compare", "--group_by", "shop"], "--group_by is for single sources"),
-        (["bad.parquet", "--average", "--intervals"], "leave out --intervals"),
-        (["--compare"], "name two or more"),
-        (["--average"], "name two or more"),
+        ("landmarks_v2", ["private/mAP@100", "public/mAP@100"], "listed positives"),
+        ("met", ["GAP", "GAP-", "ACC"], "nearest-neighbor classifier"),
+        ("roxford_1m", ["easy/mAP", "medium/mP@10", "hard/mP@1"], "revisited"),
     ],
 )
-def test_what_cannot_be_asked(more: list[str], message: str, files: Path, capsys) -> None:
-    error = refused(capsys, "evaluate", "good.parquet", *more)
-    assert message in error
-    assert len(error.splitlines()) == 1
+def test_a_model_on_a_benchmark(
+    models: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys,
+    name: str,
+    metrics: list[str],
+    protocol: str,
+) -> None:
+    accept_small_more(monkeypatch)
+    MORE_WRITERS[name](tmp_path)
+    arguments = ["evaluate", models[0], "--images", name, "--root", tmp_path]
+    found = json.loads(output(capsys, *arguments, "--json", "--intervals", "queries"))
+    assert set(metrics) <= set(metrics_in(found))
+    assert all(row["protocol"].startswith(protocol) for row in found["results"])
+    assert all(row["low"] is not None for row in found["results"])
+    for option in (["--recall_at", "1"], ["--metrics", "MRR"], ["--rerank", "contextual"]):
+        assert main([str(each) for each in [*arguments, *option]]) == 2
+        assert "cannot be combined with the protocol of" in capsys.readouterr().err
+
+
+@IN_BOTH_SPLITS
+def test_a_file_of_embeddings_needs_the_protocol_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    accept_small_more(monkeypatch)
+    MORE_WRITERS["landmarks_v2"](tmp_path)
+    table = load_table("landmarks_v2", root=tmp_path)
+    vectors = np.eye(table.labels.max() + 1)[table.labels]
+    for name in ("v.parquet", "v.npy"):
+        save_embeddings(tmp_path / name, vectors, table)
+        found = output(capsys, "evaluate", tmp_path / name, "--protocol", "landmarks_v2", "--split", "test", "--json")
+        assert metrics_in(json.loads(found)) == {"private/mAP@100": 1.0, "public/mAP@100": 1.0}
+
+
+ROWS, DIM = 100_000, 512  # 205 MB
+FREE = 150 * 2**20  # that may be allocated, for tables and scores
+# Evaluates small embeddings, which imports and compiles what is needed, and large ones with little memory.
+PROGRAM = """
+import re, resource, sys
+from pathlib import Path
+from vicinal.cli.main import main
+small, free, *sources = sys.argv[1:]
+assert main(["evaluate", small, "--json"]) == 0
+for words in sources:
+    used = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (used + int(free), resource.RLIM_INFINITY))
+    assert main(["evaluate", *words.split(), "--recall_at", "1", "--json"]) == 0
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def table(rows: int, queries: int) -> Table:
+    number = np.arange(rows)
+    return Table(pd.DataFrame({"label": number % 50, "is_query": number < queries, "is_gallery": number >= 10}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_embeddings_are_never_copied_as_a_whole(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((ROWS, DIM), dtype=np.float32)
+    many = table(ROWS, queries=60)
+    for name in ("x.npy", "x.parquet"):
+        save_embeddings(tmp_path / name, vectors, many)
+    np.save(tmp_path / "half.npy", vectors.astype(np.float16))
+    many.frame.assign(split=np.where(np.arange(ROWS) % 7, "test", "train")).to_parquet(tmp_path / "labels.parquet")
+    save_embeddings(tmp_path / "small.parquet", vectors[:300], table(300, queries=60))
+    half = f"--embeddings {tmp_path}/half.npy --labels {tmp_path}/labels.parquet --split test --dim 500"
+    words = [tmp_path / "x.npy", tmp_path / "x.parquet", half]
+    command = [sys.executable, "-c", PROGRAM, tmp_path / "small.parquet", FREE, *words]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment(TMPDIR=str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"recall@1"') == 4
+
+
+def test_mapped_embeddings_are_those_that_are_copied(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors, some = rng.standard_normal((300, 6)).astype(np.float32), table(300, queries=60)
+    some = Table(some.frame.assign(split=rng.choice(["val", "test"], 300), label=np.arange(300) % 9))
+    for name in ("x.npy", "x.parquet"):
+        save_embeddings(tmp_path / name, vectors, some)
+    np.save(tmp_path / "half.npy", vectors.astype("<f2"))
+    np.save(tmp_path / "large.npy", vectors.astype(">f8"))
+    np.save(tmp_path / "transposed.npy", np.asfortranarray(vectors))
+    Index.build(vectors, some).save(tmp_path / "index")
+    for path in sorted(tmp_path.iterdir()):
+        if path.suffix in (".npy", ".parquet", ""):
+            for options in ({}, {"where": "label < 4"}, {"dim": 3}):
+                if "where" in options and path.name in ("half.npy", "large.npy", "transposed.npy"):
+                    continue  # has no labels
+                copied, mapped = (EmbeddingReader(mapped=each, **options).embed(str(path)) for each in (False, True))
+                np.testing.assert_array_equal(mapped.vectors, copied.vectors, str(path))
+                assert mapped.vectors.dtype == np.float32
+                assert is_mapped(mapped.vectors), (path, options)
+                assert not is_mapped(copied.vectors), (path, options)
+                pd.testing.assert_frame_equal(mapped.table.frame, copied.table.frame)
+
+
+def is_mapped(array: np.ndarray | None) -> bool:
+    return isinstance(array, np.memmap) or (isinstance(array, np.ndarray) and is_mapped(array.base))
+
+
+def run(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "vicinal", "evaluate", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+
+
+@pytest.mark.slow
+def test_two_processes_print_what_one_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 90, 900)
+    vectors = (rng.standard_normal((90, 8))[labels] + rng.standard_normal((900, 8))).round(1)
+    save_embeddings(tmp_path / "x.parquet", vectors, Table(pd.DataFrame({"label": labels, "coarse": labels // 10})))
+    words = (tmp_path / "x.parquet", "--intervals", "--hierarchy", "--group_by", "coarse", "--json", "--per_query")
+    outputs = []
+    for number, more in enumerate(((), ("--devices", 2))):
+        process = run(*words, tmp_path / f"{number}.csv", *more)
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        assert errors == f"wrote {tmp_path}/{number}.csv\n"
+        outputs.append((json.loads(output), (tmp_path / f"{number}.csv").read_text()))
+    assert outputs[0] == outputs[1]

@@ -120,7 +120,7 @@ def test_one_model_is_in_memory_at_a_time(models: list[str], photos: Path, capsy
     assert before == [0] * 6  # each is loaded to see that it can be, and again to embed
 
 
-def test_a_model_that_cannot_be_loaded_is_reported_before_images_are_read(
+def test_damaged_files_of_models_and_runs_are_reported_before_images_are_read(
     models: list[str], photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Embedder, "embed", lambda *_, **__: pytest.fail("images were embedded"))
@@ -128,6 +128,8 @@ def test_a_model_that_cannot_be_loaded_is_reported_before_images_are_read(
     error = refused(capsys, "evaluate", "--images", photos, *models, "--compare")
     assert "other/model.safetensors" in error
     assert len(error.splitlines()) == 1
+    Path("head", "training.json").write_text("{}")
+    assert "head/training.json: damaged" in refused(capsys, "evaluate", "--images", photos, *models[1:3], "--compare")
 
 
 @pytest.mark.parametrize(("longest", "number"), [(None, 10), (64, 1)])
@@ -161,9 +163,3 @@ def test_images_of_a_first_batch_are_not_files_and_not_timed(photos: Path, longe
 )
 def test_how_a_model_was_trained_is_read_from_its_recipe(recipe: dict[str, Any], kind: str) -> None:
     assert kind_of_training(recipe, is_backbone=False) == kind
-
-
-def test_a_runs_file_that_is_damaged(models: list[str], photos: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Embedder, "embed", lambda *_, **__: pytest.fail("images were embedded"))
-    Path("head", "training.json").write_text("{}")
-    assert "head/training.json: damaged" in refused(capsys, "evaluate", "--images", photos, *models[1:3], "--compare")

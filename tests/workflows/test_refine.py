@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.conftest import SMALL
+from tests.refusals import refused_call
 from tests.training.refiner_runs import RISING, TINY, save_clusters, script_validation
 from vicinal.cli.main import main
 from vicinal.data import Table, load_embeddings, read_fingerprint
@@ -42,9 +43,6 @@ def rows_of(splits: list[str] | None) -> LabeledEmbeddings:
     frame = pd.DataFrame({"label": labels})
     table = Table(frame if splits is None else frame.assign(split=np.repeat(splits, 2)))
     return LabeledEmbeddings(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
-
-
-# The split ----------------------------------------------------------------------------------------------------------
 
 
 def test_train_and_val_are_used_and_nothing_else() -> None:
@@ -76,8 +74,6 @@ def test_all_classes_can_be_trained_on(splits: list[str] | None) -> None:
         divided(rows_of(splits), "--val_fraction=0")
     assert divided(rows_of(["train", "train", "val", "val"]), "--val_fraction=0").table.splits == ["train", "val"]
 
-
-# From a run ---------------------------------------------------------------------------------------------------------
 
 FEW = [
     "--batch_size=8",
@@ -130,7 +126,6 @@ def test_a_run_is_embedded_by_its_model(source: RunFolder, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def crossed(source: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A finished run with an embedder of its own."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         script_validation(monkeypatch, RISING)
         return train_refiner(from_run(source, "--embedder_fraction=0.5"), tmp_path_factory.mktemp("crossed") / "out")
@@ -177,24 +172,18 @@ def test_interrupted_while_its_embedder_trains_it_goes_on(
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
+def test_what_cannot_be_is_said_before_an_embedder_is_trained(source: RunFolder, tmp_path: Path) -> None:
+    for more, message in (
         (["--refiner.num_heads=3"], "refiner.num_heads = 3 must divide dim = 16"),
         (["--batch_size=16"], "batch_size is 16, samples_per_class 4: that takes 4 classes"),
         (["--validation.metric=recall@8", "--embedder_fraction=0.75"], "embedder_fraction = 0.75 does not suit the"),
         (["--embedder_fraction=0.25"], "embedder_fraction = 0.25 does not suit the embedder: only one class"),
-    ],
-)
-def test_what_cannot_be_is_said_before_an_embedder_is_trained(
-    source: RunFolder, tmp_path: Path, more: list[str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        train_refiner(from_run(source, "--embedder_fraction=0.5", *more), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-# Starting and going on ----------------------------------------------------------------------------------------------
+        (["--devices=5000"], "devices = 5000 must be at most"),
+    ):
+        refused_call(message, train_refiner, from_run(source, "--embedder_fraction=0.5", *more), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="devices = 2 must be 1 without run, whose images several processes embed"):
+        RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--devices=2"])
 
 
 def test_given_embeddings_are_not_written_over(tmp_path: Path) -> None:
@@ -254,11 +243,3 @@ def test_a_killed_process_is_noticed_while_others_embed(source: RunFolder) -> No
     killer.join()
     assert time.monotonic() - killed_at[0] < 15
     assert not multiprocessing.active_children()
-
-
-def test_devices_embed_the_images_of_a_run(source: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="devices = 2 must be 1 without run, whose images several processes embed"):
-        RefinerRecipe.load(overrides=["--embeddings=e.parquet", "--devices=2"])
-    with pytest.raises(InputError, match="devices = 5000 must be at most"):
-        train_refiner(from_run(source, "--devices=5000"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -55,9 +55,14 @@ def words(text: str) -> list[str]:
     return re.findall(r"\d+\.\d\d", text)
 
 
-def test_the_page_of_a_run_lies_in_it_and_shows_its_recipe(photos: Path, tmp_path: Path, capsys) -> None:
-    run = tmp_path / "run"
-    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(run)]) == 0
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "--data.source", str(photos), *SMALL, "--epochs=1", "--out", str(out)]) == 0
+    return out
+
+
+def test_the_page_of_a_run_lies_in_it_and_shows_its_recipe(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     assert default_page([str(run)]) == run / "report.html"
     text = page(capsys, run, "--split", "test")
     assert "test_resnet" in text
@@ -99,24 +104,9 @@ def test_one_class_has_a_page_without_intervals(here: Path, capsys) -> None:
     assert "one.parquet: no intervals: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bad.parquet", "good.parquet", "--map-images", "9"], "a comparison has no map"),
-        ([], "no source: name one"),
-        (["missing.parquet"], "missing.parquet"),
-    ],
-)
-def test_what_cannot_be_asked(arguments: list[str], message: str, here: Path, capsys) -> None:
-    error = refused(capsys, "report", *arguments)
-    assert message in error
-    assert len(error.splitlines()) == 1
-    assert not (here / "report.html").exists()
-
-
-def test_a_page_that_is_reranked_by_local_features_draws_why_images_match(photos: Path, tmp_path: Path, capsys) -> None:
-    run = tmp_path / "run"
-    assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(run)]) == 0
+def test_a_page_reranked_by_local_features_draws_why_images_match(
+    run: Path, photos: Path, tmp_path: Path, capsys
+) -> None:
     local = ["--rerank", "local", "--rerank.weight", "3", "--local.size", "64", "--local.dim", "8"]
     flags = [run, "--split", "test", *local]
     text = page(capsys, *flags, "--out", tmp_path / "page.html")
@@ -130,17 +120,3 @@ def test_a_page_that_is_reranked_by_local_features_draws_why_images_match(photos
     pd.DataFrame({"path": sorted(map(str, photos.rglob("*.png")))}).to_csv(unlabeled, index=False)
     more = ["--model", run / "model", "--out", tmp_path / "unlabeled.html"]
     assert re.search(r'"patches":\{"\d+ \d+":\[\[', page(capsys, unlabeled, *local, *more))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["good.parquet", "bad.parquet", "--rerank", "contextual"], "--rerank is for the page of one source"),
-        (["good.parquet", "--rerank", "local"], "good.parquet holds embeddings; --rerank local needs the images too"),
-        (["good.parquet", "--rerank.k", "3"], "--rerank.k is an option of a re-ranking; give --rerank too"),
-    ],
-)
-def test_a_page_that_cannot_be_reranked_is_one_line(here: Path, capsys, flags, message: str) -> None:
-    assert main(["report", *flags]) == 2
-    assert message in capsys.readouterr().err
-    assert not (here / "report.html").exists()

@@ -27,7 +27,6 @@ pytestmark = [
 
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
-    """A search of three trials."""
     draw_photos(tmp_path / "photos", 12, 4)
     return [
         "tune", f"--data.source={tmp_path / 'photos'}", *SMALL, "--epochs=6",
@@ -51,7 +50,6 @@ def finish(words: list[str], out: Path) -> dict:
 
 
 def at_work(out: Path) -> list[str]:
-    """The commands that work in a folder."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:

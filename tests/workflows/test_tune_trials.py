@@ -1,23 +1,25 @@
-"""Trials that several processes share, and that one of them leaves when it is killed."""
+"""Trials that several processes share, and that one of them leaves when it is killed; why a command of one failed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 
 from tests.conftest import ROOT
-from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError
+from tests.refusals import refused_call
+from vicinal.utils.errors import InterruptedRunError, TrainingStoppedError
 from vicinal.workflows.settings import Sampler, TuneSettings
 from vicinal.workflows.tuning import trials as trials_module
+from vicinal.workflows.tuning.runs import Runner, reason
 from vicinal.workflows.tuning.study_folder import StudyFolder
 from vicinal.workflows.tuning.study_recipe import read_space
 from vicinal.workflows.tuning.trials import (
-    enqueue,
     first_number,
     given,
     import_optuna,
@@ -89,31 +91,6 @@ def test_an_interrupted_trial_is_repeated_by_the_next_command(folder: StudyFolde
     assert {key: each.decoded(first.params[key]) for key, each in SPACE.items()} == asked[0]
 
 
-def test_trials_that_fail_have_a_reason_and_count(folder: StudyFolder) -> None:
-    def failing(trial: optuna.Trial) -> float:
-        raise TrainingStoppedError("lack of memory")
-
-    study = opened(folder)
-    run(study, 3, failing)
-    assert [trial.user_attrs["reason"] for trial in in_states(study, "FAIL")] == ["lack of memory"] * 3
-
-
-def test_enqueued_trials_are_run_once_and_tried_again_if_they_failed(folder: StudyFolder) -> None:
-    def cell(trial: optuna.Trial) -> float:
-        number = trial.suggest_int("cell", 0, 9)
-        if number == 1 and not fixed:
-            raise InputError("no")
-        return number
-
-    fixed: list[int] = []
-    study = open_trials(folder, "grid")
-    for expected in ([0, 2], [0, 2, 1]):
-        enqueue(study, [{"cell": number} for number in range(3)])
-        run(study, None, cell)
-        assert [trial.value for trial in in_states(study, "COMPLETE")] == expected
-        fixed.append(1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "sobol"])
 def test_a_continued_search_does_not_repeat_its_proposals(folder: StudyFolder, sampler: Sampler) -> None:
@@ -125,11 +102,46 @@ def test_a_continued_search_does_not_repeat_its_proposals(folder: StudyFolder, s
 
 def test_a_database_of_something_else_is_one_line(folder: StudyFolder) -> None:
     folder.trials.write_bytes(b"no database" * 100)
-    with pytest.raises(InputError, match=r"trials.sqlite: not a database of trials"):
-        opened(folder)
+    refused_call(r"trials.sqlite: not a database of trials", opened, folder)
 
 
 def test_a_missing_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InputError, match=r"not installed: pip install 'vicinal\[tune\]'"):
-        import_optuna()
+    refused_call(r"not installed: pip install 'vicinal\[tune\]'", import_optuna)
+
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(StudyFolder(tmp_path), SimpleNamespace(settings=SimpleNamespace(accelerator="cpu")))
+
+
+def test_a_failure_is_one_line(tmp_path: Path) -> None:
+    for messages, status, expected in (
+        ("epoch 1\nvicinal train: error: data.source: no such file\n\n", 2, "data.source: no such file"),
+        ("Traceback\n  File x\nOutOfMemoryError: CUDA out of memory.\n", 1, "OutOfMemoryError: CUDA out of memory."),
+        ("", 3, "exit status 3"),
+        ("epoch 1\n", -9, "ended by signal 9, for lack of memory perhaps"),
+        ("epoch 1\n", -11, "ended by signal 11"),
+    ):
+        (tmp_path / "messages.log").write_text(messages)
+        assert reason(tmp_path / "messages.log", status) == expected
+
+
+def test_a_command_in_a_process_of_its_own(runner: Runner, tmp_path: Path) -> None:
+    with pytest.raises(TrainingStoppedError, match=r"none: no such"):
+        runner.evaluate("none", [])
+
+
+def test_a_process_ends_with_its_study(runner: Runner) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    process = subprocess.Popen(SLEEP)
+    with pytest.raises(KeyboardInterrupt):
+        runner._wait(process, fail)
+    assert process.poll() == -9
+    process, runner.is_stopping = subprocess.Popen(SLEEP), lambda: True
+    assert runner._wait(process, lambda: None) == -15

@@ -114,9 +114,7 @@ class Findings:
         return _part(frame.sort_values(["group", "row"], ignore_index=True), "new_class", "size")
 
     def _small_classes_part(self) -> pd.DataFrame:
-        if not self.table.has("label"):
-            return _part(pd.DataFrame({"row": [], "size": []}), "small_class", "size")
-        sizes = self.table.class_counts[self.table.labels]
+        sizes = self.table.class_counts[self.table.labels] if self.table.has("label") else np.empty(0)
         rows = np.flatnonzero(sizes < MIN_CLASS_SIZE)
         return _part(pd.DataFrame({"row": rows, "size": sizes[rows]}), "small_class", "size")
 

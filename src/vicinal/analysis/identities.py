@@ -81,10 +81,9 @@ def _measured(path: str, box: Box | None) -> tuple[float, float]:
         gray = np.asarray(thumbnail(path, box, SHARPNESS_SIDE).convert("L"), dtype=np.float64)
     except InputError:
         return np.nan, np.nan
-    if box is not None:
-        sides = min(box[2], width) - max(box[0], 0), min(box[3], height) - max(box[1], 0)
-        return float(min(sides)), float(laplace(gray).var())
-    return float(min(width, height)), float(laplace(gray).var())
+    left, top, right, bottom = box or (0, 0, width, height)
+    sides = min(right, width) - max(left, 0), min(bottom, height) - max(top, 0)
+    return float(min(sides)), float(laplace(gray).var())
 
 
 def _note(photo: dict[str, float], least_sharpness: float) -> str:

@@ -202,12 +202,8 @@ def hubness(neighbors: QueryNeighbors) -> Hubness:
     fractions = np.divide(right, counts, out=np.full(len(counts), np.nan), where=is_known)
     columns = {"row": neighbors.gallery, "k_occurrence": counts, "same_class_fraction": fractions}
     occurrences = pd.DataFrame(columns).sort_values("k_occurrence", ascending=False, kind="stable", ignore_index=True)
-    return Hubness(occurrences, _skewness(counts))
-
-
-def _skewness(counts: Integers) -> float:
     deviation = counts.std()
-    return float((((counts - counts.mean()) / deviation) ** 3).mean()) if deviation else 0.0
+    return Hubness(occurrences, float((((counts - counts.mean()) / deviation) ** 3).mean()) if deviation else 0.0)
 
 
 def confusions(neighbors: QueryNeighbors) -> pd.DataFrame:

@@ -13,7 +13,6 @@ from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.columns import Box, row_boxes
 from vicinal.data.images.decoding import crop_to_box, decoded, open_image
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Doubles
 from vicinal.utils.console import track
 from vicinal.utils.errors import InputError
 from vicinal.utils.threads import thread_pool
@@ -50,7 +49,11 @@ def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.Da
         >>> outliers(query_neighbors(embeddings, table, k=2))["row"].tolist()
         [4]
     """
-    factors = _local_outlier_factors(neighbors)
+    positions = np.searchsorted(neighbors.queries, neighbors.ids)
+    distances = (1 - neighbors.scores.astype(np.float64)).clip(min=0)
+    reachability = np.maximum(distances, distances[positions, -1])
+    densities = 1 / (reachability.mean(axis=1) + EPSILON)
+    factors = densities[positions].mean(axis=1) / densities
     found = np.flatnonzero(factors >= min_factor)
     frame = pd.DataFrame(
         {
@@ -60,14 +63,6 @@ def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.Da
         }
     )
     return frame.sort_values("outlier_factor", ascending=False, kind="stable", ignore_index=True)
-
-
-def _local_outlier_factors(neighbors: QueryNeighbors) -> Doubles:
-    positions = np.searchsorted(neighbors.queries, neighbors.ids)
-    distances = (1 - neighbors.scores.astype(np.float64)).clip(min=0)
-    reachability = np.maximum(distances, distances[positions, -1])
-    densities = 1 / (reachability.mean(axis=1) + EPSILON)
-    return densities[positions].mean(axis=1) / densities
 
 
 GRAY_SIDE = 512  # longer side in pixels at which an image is measured, so that large images compare with small

@@ -18,17 +18,11 @@ from vicinal.utils.errors import InputError
 
 
 class RefinerInput(NamedTuple):
-    """The embeddings of queries and gallery together, in the order in which a refinement sees them.
+    """The embeddings of queries and gallery together, in the order in which a refinement sees them."""
 
-    Attributes:
-        vectors: [n, dim], on the refiner's device: the gallery, then the queries outside of it.
-        table: their n rows.
-        rows: int64 [n], their rows in the whole table.
-    """
-
-    vectors: UnitVectors
-    table: Table
-    rows: Integers
+    vectors: UnitVectors  # on the refiner's device: the gallery, then the queries outside of it
+    table: Table  # their rows
+    rows: Integers  # their rows in the whole table
 
     def query_gallery(self) -> QueryGallery:
         """The embeddings as queries and gallery at once."""

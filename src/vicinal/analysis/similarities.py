@@ -10,7 +10,7 @@ from vicinal.data.table import Table
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.relevance import group_codes
 from vicinal.retrieval.scores import Array, UnitVectors
-from vicinal.utils.arrays import Booleans, Doubles, Integers
+from vicinal.utils.arrays import Doubles, Integers
 
 CHUNK_SIZE = 4096  # pairs per block: 16 MB at 512 dimensions
 MAX_DRAWS = 4  # of a gallery image, until it makes a pair of the wanted kind with the query
@@ -100,7 +100,7 @@ def _positive_pairs(
     for _ in range(MAX_DRAWS):
         drawn = by_class[generator.integers(low, high)]
         is_allowed = (drawn != queries) & ((groups[drawn] != groups[queries]) | (groups[queries] < 0))
-        partners = _filled(partners, drawn, is_allowed)
+        partners = np.where((partners < 0) & is_allowed, drawn, partners)
     return queries[partners >= 0], partners[partners >= 0]
 
 
@@ -110,13 +110,8 @@ def _negative_pairs(
     partners = np.full(len(queries), -1)
     for _ in range(MAX_DRAWS):
         drawn = generator.choice(gallery, len(queries))
-        partners = _filled(partners, drawn, labels[drawn] != labels[queries])
+        partners = np.where((partners < 0) & (labels[drawn] != labels[queries]), drawn, partners)
     return queries[partners >= 0], partners[partners >= 0]
-
-
-def _filled(partners: Integers, drawn: Integers, is_allowed: Booleans) -> Integers:
-    """The partners, those drawn now where there was none yet."""
-    return np.where((partners < 0) & is_allowed, drawn, partners)
 
 
 def _similarities(unit: UnitVectors, first: Integers, second: Integers) -> Doubles:

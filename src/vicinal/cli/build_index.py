@@ -91,10 +91,7 @@ def _local_encoder(arguments: Arguments, embedded: EmbeddedTable) -> LocalEncode
 
 
 def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> None:
-    """Store the local features that are missing in an index that stores them, as those of new images are.
-
-    A build that was killed may have left some out too.
-    """
+    """Store the local features that are missing: of new images, and those that a killed build left out."""
     from vicinal.retrieval import Index
 
     with Index.load(arguments.index, arguments.timeout) as index:

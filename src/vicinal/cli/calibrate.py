@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add_calibrate(parser: Parser) -> None:
-    """Add the flags of `vicinal calibrate`."""
     from vicinal.workflows.settings import CalibrationSettings
 
     parser.add_argument(

@@ -18,7 +18,6 @@ EXCLUDED = ("compare", "average", "per_query", "rerank", "refiner", "group_by", 
 
 
 def add_adapt(parser: Parser) -> None:
-    """Add the flags of `vicinal adapt`."""
     parser.add_argument("old", help=f"embeddings to be mapped: {inputs.SOURCE}; with --images: a model")
     parser.add_argument("new", help="embeddings of the same images by the other model, or with --images: that model")
     parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors file for --adapter of other verbs")
@@ -58,7 +57,6 @@ def adapt(arguments: Arguments) -> None:
 
 
 def add_cross(parser: Parser) -> None:
-    """Add the flags of an evaluation across two models."""
     group = parser.add_argument_group("an old model and a new one")
     group.add_argument("--cross", action="store_true", help="two sources, OLD and NEW: evaluate also queries of the "
                        "new model against the gallery of the old one, whose embeddings stay")  # fmt: skip

@@ -20,7 +20,7 @@ OF_READING = ("num_workers", "augmentation", "on_error")
 
 
 def add_data(parser: Parser) -> None:
-    """Add the flags of `vicinal data`: they are the keys of the group `data` of a recipe."""
+    """The flags are the keys of the group `data` of a recipe."""
     from vicinal.data.settings import DataSettings, NoiseSettings
 
     parser.add_argument("source", help=inputs.IMAGES)
@@ -99,7 +99,6 @@ SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
 
 
 def add_clean(parser: Parser) -> None:
-    """Add the flags of `vicinal clean`."""
     from vicinal.workflows.settings import CleanSettings
 
     parser.add_argument("source", help=f"{inputs.SOURCE}. Labels are optional")

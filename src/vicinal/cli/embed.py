@@ -5,22 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vicinal.cli import inputs
 from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
-if TYPE_CHECKING:
-    from vicinal.data import Table
-
-
 SHARD = re.compile(r"([1-9]\d{0,5})/([1-9]\d{0,5})")
 
 
 def add_embed(parser: Parser) -> None:
-    """Add the flags of `vicinal embed`."""
     parser.add_argument("source", nargs="?", help=inputs.SOURCE)
     parser.add_argument(
         "--out", metavar="PATH",
@@ -165,15 +159,10 @@ def _merge(arguments: Arguments) -> None:
 
 
 def add_whiten(parser: Parser) -> None:
-    """Add the flags of `vicinal whiten`."""
     parser.add_argument("source", help=f"the training images: {inputs.SOURCE}")
     parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors file for --whitening of other verbs")
-    parser.add_argument(
-        "--dim",
-        type=integer_from(1),
-        metavar="INT",
-        help="dimension of whitened vectors (default: the dimension before)",
-    )
+    parser.add_argument("--dim", type=integer_from(1), metavar="INT",
+                        help="dimension of whitened vectors (default: the dimension before)")  # fmt: skip
     parser.add_argument(
         "--shrinkage", type=flag_type(float), default=0.0, metavar="FLOAT",
         help="from 0 to 1: how much the scaling of directions of low variance is reduced (default: 0)",
@@ -191,14 +180,7 @@ def whiten(arguments: Arguments) -> None:
     embedded = reader.embed(arguments.source, arguments.split)
     whitening = PCAWhitening.fit(embedded.vectors, arguments.dim, arguments.shrinkage)
     whitening.save(arguments.out)
-    log(
-        f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings"
-        + _of_splits(embedded.table)
-    )
+    numbers = [f"{len(embedded.table.subset(split)):,} of the split {split}" for split in embedded.table.splits]
+    splits = f": {', '.join(numbers)}" if numbers else "; they have no splits"
+    log(f"whitening to {whitening.dim} dimensions, learned from {len(embedded.vectors):,} embeddings{splits}")
     print_result(arguments.out)
-
-
-def _of_splits(table: Table) -> str:
-    """Which splits the rows of a table are of, with their numbers."""
-    numbers = [f"{len(table.subset(split)):,} of the split {split}" for split in table.splits]
-    return f": {', '.join(numbers)}" if numbers else "; they have no splits"

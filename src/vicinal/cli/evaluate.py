@@ -17,7 +17,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.data import Table
     from vicinal.models import ContextRefiner
-    from vicinal.retrieval import Calibration, Reranking
+    from vicinal.retrieval import Reranking
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.evaluate import MakeReranking
     from vicinal.workflows.settings import EvaluationSettings
@@ -26,7 +26,6 @@ VALIDATION = "val"  # the split on whose classes the weight of local features is
 
 
 def add_evaluate(parser: Parser) -> None:
-    """Add the flags of `vicinal evaluate`."""
     from vicinal.workflows.settings import EvaluationSettings
 
     _add_sources(parser)
@@ -54,7 +53,13 @@ def add_evaluate(parser: Parser) -> None:
         "(default: 1, or as many as they started). The results are those of one process",
     )  # fmt: skip
     add_cross(parser)
-    _add_refinement(parser)
+    refinement = parser.add_argument_group("refinement", "metrics before and after refinement")
+    inputs.add_refiner(refinement, "refines every embedding by its nearest neighbors, before --rerank")
+    refinement.add_argument(
+        "--context", choices=["everything", "gallery"],
+        help="the images among which a refiner finds neighbors: everything (the default), queries and gallery "
+        "together; or gallery, as when queries come one by one to an index. They differ where queries and gallery do",
+    )  # fmt: skip
     inputs.add_reranking(parser, "metrics before and after re-ranking")
     inputs.add_embedding(parser)
     printed = parser.add_mutually_exclusive_group()
@@ -67,7 +72,6 @@ def add_evaluate(parser: Parser) -> None:
 
 
 def add_report(parser: Parser) -> None:
-    """Add the flags of `vicinal report`."""
     from vicinal.workflows.settings import EvaluationSettings
 
     _add_sources(parser)
@@ -75,11 +79,8 @@ def add_report(parser: Parser) -> None:
     parser.add_argument("--title", help="title of the page (default: the name of the source)")
     parser.add_argument("--map_images", type=integer_from(0), metavar="INT",
                         help="maximum number of images on the map (default: 2000)")  # fmt: skip
-    add_settings(
-        parser,
-        EvaluationSettings,
-        skip=("intervals", "root", "group_by", "clusters", "open_set", "known_fraction", "calibration", "protocol"),
-    )
+    skipped = ("intervals", "root", "group_by", "clusters", "open_set", "known_fraction", "calibration", "protocol")
+    add_settings(parser, EvaluationSettings, skip=skipped)
     parser.add_argument("--intervals", choices=["classes", "queries", "none"], default="classes",
                         help="units that are resampled for confidence intervals (default: classes)")  # fmt: skip
     inputs.add_groups(parser)
@@ -130,7 +131,12 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     combine: Literal["compare", "average"] | None = (
         "compare" if arguments.compare else "average" if arguments.average else None
     )
-    calibrations = _calibrations(arguments, sources, settings) if settings.open_set else None
+    calibrations = None
+    if settings.open_set:
+        from vicinal.workflows.calibration_places import calibration_of
+
+        model, given = getattr(arguments, "model", None), settings.calibration
+        calibrations = {name: calibration_of(name, each, model, given) for name, each in sources.items()}
     evaluated = evaluate_sources(sources, settings, make_reranking, combine, divided, calibrations)
     if divided and not is_main_process():
         return
@@ -142,15 +148,6 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
         print_result(results.to_json())
     else:
         print_result(results.to_csv().rstrip() if arguments.csv else str(results))
-
-
-def _calibrations(
-    arguments: Arguments, sources: dict[str, EmbeddedTable], settings: EvaluationSettings
-) -> dict[str, Calibration]:
-    from vicinal.workflows.calibration_places import calibration_of
-
-    model = getattr(arguments, "model", None)
-    return {name: calibration_of(name, each, model, settings.calibration) for name, each in sources.items()}
 
 
 def report(arguments: Arguments) -> None:
@@ -178,16 +175,6 @@ def _add_sources(parser: Parser) -> None:
                         "timm/resnet50")  # fmt: skip
     parser.add_argument("--embeddings", metavar="FILE", help="instead of a source: a .npy or .parquet file, with "
                         "--labels")  # fmt: skip
-
-
-def _add_refinement(parser: Parser) -> None:
-    group = parser.add_argument_group("refinement", "metrics before and after refinement")
-    inputs.add_refiner(group, "refines every embedding by its nearest neighbors, before --rerank")
-    group.add_argument(
-        "--context", choices=["everything", "gallery"],
-        help="the images among which a refiner finds neighbors: everything (the default), queries and gallery "
-        "together; or gallery, as when queries come one by one to an index. They differ where queries and gallery do",
-    )  # fmt: skip
 
 
 def _settings(arguments: Arguments) -> EvaluationSettings:
@@ -237,11 +224,7 @@ def _local_reranking(arguments: Arguments) -> MakeReranking:
 
 
 def _refinement(
-    refiner: ContextRefiner,
-    context: Literal["everything", "gallery"],
-    reranking: Any,
-    name: str,
-    embedded: EmbeddedTable,
+    refiner: ContextRefiner, context: Literal["everything", "gallery"], reranking: Any, _: str, embedded: EmbeddedTable
 ) -> Reranking:
     from vicinal.retrieval import Refinement, SequentialReranking
 
@@ -327,10 +310,8 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
     )
     if arguments.images is not None and Source(arguments.images).kind == "embeddings":
         raise InputError(f"{arguments.images} holds embeddings, not images; name it as a source")
-    names, keep = (
-        [arguments.embeddings] if arguments.embeddings else arguments.sources,
-        any(map(given.get, ("refiner", "open_set", "adapter"))) or given.get("rerank") == "local",
-    )
+    names = [arguments.embeddings] if arguments.embeddings else arguments.sources
+    keep = any(map(given.get, ("refiner", "open_set", "adapter"))) or given.get("rerank") == "local"
     sources = dict(embed_several(reader, names, arguments.split, images=arguments.images, keep_models=keep))
     for name, embedded in sources.items():
         _log_warnings(name, embedded.table)
@@ -340,7 +321,6 @@ def _embedded(arguments: Arguments, mapped: bool = False) -> dict[str, EmbeddedT
 
 
 def _log_warnings(name: str, table: Table) -> None:
-    """Log reasons to doubt the scores."""
     from vicinal.evaluation import count_noisy_labels
 
     if table.has("split") and "train" in table.splits and len(table.splits) > 1 and not table.has("is_query"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -126,8 +127,6 @@ def print_result(result: Any) -> None:
 
     On a terminal, characters that would control it are escaped; so are characters that its encoding does not have.
     """
-    import json
-
     if is_main_process():
         text = result if isinstance(result, str) else json.dumps(result, indent=2)
         text = printable(text) if sys.stdout.isatty() else text
@@ -164,14 +163,7 @@ def integer_from(minimum: int) -> Callable[[str], int]:
 
 
 def add_settings(flags: Flags, settings: type, skip: Collection[str] = (), prefix: str = "") -> None:
-    """Add one flag per field of a dataclass, with the field's name, type and default and its help in the docstring.
-
-    Args:
-        flags: the parser, or a group of it.
-        settings: the dataclass.
-        skip: the fields that get no flag.
-        prefix: the beginning of the flags' names, such as `noise.`.
-    """
+    """Add one flag per field of a dataclass, with the field's name, type and default and its help in the docstring."""
     types = get_type_hints(settings)
     texts = argument_texts(settings)
     for field in fields(settings):

@@ -199,11 +199,8 @@ def _ids_to_delete(opened: ImageIndex, arguments: Arguments) -> Sequence[int]:
 # flags
 
 
-def _add_place(parser: Parser) -> None:
-    parser.add_argument("index", help=inputs.INDEX)
-
-
-def _add_common(parser: Parser) -> None:
+def add_common(parser: Parser) -> None:
+    """Add the flags --timeout and --json."""
     parser.add_argument(
         "--timeout", type=integer_from(0), default=600, metavar="SECONDS",
         help="wait this long while another process writes the index, or retry a database this long when the "
@@ -213,11 +210,11 @@ def _add_common(parser: Parser) -> None:
 
 
 def _add_source(parser: Parser, purpose: str, *first: str, **options: Any) -> None:
-    _add_place(parser)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("source", help=purpose, **options)
     inputs.add_refiner(parser, REFINER)
     inputs.add_embedding(parser)
-    _add_common(parser)
+    add_common(parser)
     parser.show_first(*first, "refiner", "model", "whitening", "split", "where", "labels", "root", "timeout", "json")
 
 
@@ -261,30 +258,30 @@ def _add_sync(parser: Parser) -> None:
 
 
 def _add_delete(parser: Parser) -> None:
-    _add_place(parser)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("images", nargs="*", metavar="ID_OR_PATH", help="ids, paths of images, or paths of folders")
     parser.add_argument("--where", metavar="CONDITION", help="delete the images whose columns fulfill this condition")
-    _add_common(parser)
+    add_common(parser)
 
 
 def _add_list(parser: Parser) -> None:
-    _add_place(parser)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("--where", metavar="CONDITION", help="only images whose columns fulfill this condition")
     parser.add_argument("--facts", action="store_true", help="the kind, size and model of the index in place of images")
-    _add_common(parser)
+    add_common(parser)
 
 
 def _add_verify(parser: Parser) -> None:
-    _add_place(parser)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("--queries", type=integer_from(1), default=100, metavar="INT", help="number of vectors of the "
                         "index to search for (default: 100); all vectors are read for that")  # fmt: skip
-    _add_common(parser)
+    add_common(parser)
 
 
 def _add_upgrade(parser: Parser) -> None:
     from vicinal.workflows.models import EmbeddingOptions
 
-    _add_place(parser)
+    parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument(
         "--rollback", action="store_true", help="return to the vectors before the last upgrade, and again to the newer "
         "ones. Images that were added since are embedded by the model before",
@@ -297,7 +294,7 @@ def _add_upgrade(parser: Parser) -> None:
         parser, "refines the new embeddings; an index that was built with a refiner needs one for the new model"
     )
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=ABOUT_TABLES)
-    _add_common(parser)
+    add_common(parser)
     parser.show_first(
         "rollback", "model", "embeddings", "refiner", "whitening", "num_workers", "on_error", "timeout", "json"
     )

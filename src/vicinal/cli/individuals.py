@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vicinal.cli import inputs
 from vicinal.cli.build_index import add_images, build_index, check_source, fill_local
 from vicinal.cli.data import check_not_decided
-from vicinal.cli.flags import Arguments, Parser, flag_type, integer_from, print_result
+from vicinal.cli.flags import Arguments, Parser, flag_type, print_result
+from vicinal.cli.index import add_common
 from vicinal.utils.console import log
 from vicinal.utils.errors import IndexExistsError, InputError
 
@@ -29,15 +30,12 @@ GALLERY = f"an index whose labels are the identities: {inputs.INDEX}"
 def _add_common(parser: Parser, source: str) -> None:
     parser.add_argument("index", metavar="gallery", help=GALLERY)
     parser.add_argument("--source", required=True, help=source)
-    parser.add_argument("--timeout", type=integer_from(0), default=600, metavar="SECONDS",
-                        help="wait so long while another process writes the index (default: 600)")  # fmt: skip
     parser.set_defaults(refiner=None)
     inputs.add_embedding(parser)
-    inputs.add_json(parser)
+    add_common(parser)
 
 
 def add_enroll(parser: Parser) -> None:
-    """Add the flags of `vicinal enroll`."""
     _add_common(parser, f"the photos, with one folder or label per identity: {inputs.SOURCE}. With --decisions: the "
                 "photos that were identified")  # fmt: skip
     parser.add_argument("--decisions", metavar="FILE", help="enroll photos as this .csv file says, which vicinal "
@@ -114,7 +112,6 @@ def _photos(
 
 
 def add_identify(parser: Parser) -> None:
-    """Add the flags of `vicinal identify`."""
     _add_common(parser, f"the photos: {inputs.SOURCE}. Those in the gallery are left out")
     parser.add_argument("--min_score", type=flag_type(float), metavar="FLOAT", help="the least similarity to the best "
                         "photo of an identity, and within a new one, in place of the calibration of the gallery "
@@ -141,8 +138,8 @@ def identify(arguments: Arguments) -> None:
     import numpy as np
 
     from vicinal.data.cleaning_decisions import common_folder
-    from vicinal.retrieval import Index
-    from vicinal.retrieval.individuals import identify as identify_photos
+    from vicinal.retrieval import Index, enrolled_photos
+    from vicinal.retrieval import identify as identify_photos
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
     from vicinal.workflows.individuals import identification_text, is_undecided
 
@@ -158,7 +155,6 @@ def identify(arguments: Arguments) -> None:
     found = identify_photos(index, embedded.vectors, embedded.table, min_score=arguments.min_score)
     if arguments.page is not None:
         from vicinal.report.page.proposals import write_proposals_page
-        from vicinal.retrieval.individuals import enrolled_photos
 
         words = ["vicinal", "enroll", arguments.index, "--source", arguments.source, "--decisions", "decisions.csv"]
         gallery, folder = enrolled_photos(index)[1], common_folder(table.paths) if table.has("path") else None
@@ -178,5 +174,4 @@ def identify(arguments: Arguments) -> None:
 
 def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
     """The rows, ready for JSON: None in place of NaN."""
-    records: list[dict[str, object]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return records
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")

@@ -35,7 +35,6 @@ SOURCE = f"a run folder, embeddings (.parquet, .npy or a folder of shards), the 
 
 
 def is_url(place: str | None) -> bool:
-    """Whether the place of an index is the URL of a database."""
     if "://" not in str(place):
         return False
     from vicinal.retrieval.index.remote.engine_url import is_engine_url
@@ -97,26 +96,19 @@ def check_embedding(arguments: Arguments) -> None:
 
 
 def add_json(flags: Flags) -> None:
-    """Add the flag for results as JSON."""
     flags.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def add_groups(parser: Parser) -> None:
-    """Add the flags about images that do not find each other."""
     parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
                         "names: images with the same text in the parentheses of this regular expression, such as "
                         "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
-    parser.add_argument(
-        "--group_minutes",
-        type=flag_type(float),
-        metavar="MINUTES",
-        help="the same by time: photos that were "
-        "taken at most this long after another one, by their EXIF data, do not find it",
-    )
+    parser.add_argument("--group_minutes", type=flag_type(float), metavar="MINUTES", help="the same by time: photos "
+                        "that were taken at most this long after another one, by their EXIF data, do not find "
+                        "it")  # fmt: skip
 
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
-    """Add the flags about embedding images."""
     from vicinal.workflows.models import EmbeddingOptions
 
     group = parser.add_argument_group("embedding of images")
@@ -130,13 +122,11 @@ def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, wh
 
 
 def add_refiner(flags: Flags, purpose: str) -> None:
-    """Add the flag for a refiner."""
     text = "a trained context refiner, the folder of `vicinal refine` or a model on the Hugging Face Hub"
     flags.add_argument("--refiner", help=f"{text}; {purpose}")
 
 
 def read_embedding(arguments: Arguments, **options: Any) -> EmbeddingReader:
-    """The reader of embedding sources, by the flags about embedding images."""
     from vicinal.workflows.embedding_reader import EmbeddingReader
 
     return read_settings(EmbeddingReader, arguments, **options)
@@ -159,7 +149,6 @@ def require_labels(source: str, table: Table, purpose: str) -> None:
 
 
 def load_refiner(arguments: Arguments) -> ContextRefiner | None:
-    """The refiner of the flags, or None without one."""
     if arguments.refiner is None:
         return None
     from vicinal.models.execution import usable_device
@@ -202,7 +191,6 @@ RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
 
 
 def add_reranking(parser: Parser, purpose: str) -> None:
-    """Add the flags of a re-ranking."""
     from vicinal.workflows.settings import LocalSettings
 
     group = parser.add_argument_group("re-ranking", purpose)
@@ -222,11 +210,7 @@ def add_reranking(parser: Parser, purpose: str) -> None:
 
 
 def read_reranking(arguments: Arguments) -> Any:
-    """The re-ranking of the flags, or None without one.
-
-    Raises:
-        InputError: an option is given that is not one of the re-ranking, or without any.
-    """
+    """The re-ranking of the flags, or None without one; raises InputError for options of another one."""
     options = {name: getattr(arguments, f"rerank.{name}") for name in RERANKING_OPTIONS}
     options = {name: value for name, value in options.items() if value is not None}
     if arguments.rerank is None:
@@ -255,8 +239,7 @@ def check_local(arguments: Arguments, is_used: bool, needed: str = "--rerank loc
 def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:
     """The flags that make the embeddings of a source, with the places of their models and files.
 
-    The names of columns that are not given are those of the model's run. `engine` is the one that made the embeddings,
-    if it is known.
+    The names of columns that are not given are those of the model's run.
     """
     from vicinal.data.columns import COLUMN_FLAGS
     from vicinal.retrieval.index.made_with import FLAGS
@@ -278,14 +261,6 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
 
     Nothing is set if a model is given, or if a source is not images: a run has a model of its own, and embeddings need
     none.
-
-    Args:
-        arguments: the flags of the command.
-        stored: those of the index.
-        sources: the images to be searched or added.
-
-    Raises:
-        InputError: the model of the index is not known, or it or another file is not where it was.
     """
     from vicinal.data.columns import COLUMN_FLAGS
 
@@ -310,11 +285,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
 def reader_for(
     index: ImageIndex, arguments: Arguments, sources: Sequence[str], **options: Any
 ) -> tuple[EmbeddingReader, ContextRefiner | None]:
-    """The embedder and refiner of the images of the index; by the flags, or else as the index was built.
-
-    Raises:
-        InputError: model or refiner are not those of the index, or not to be found.
-    """
+    """The embedder and refiner of the images of the index; by the flags, or else as the index was built."""
     use_flags_of_index(arguments, index.made_with, sources)
     from vicinal.data.columns import named_columns
 

@@ -74,11 +74,7 @@ from a folder of images to searched neighbors:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status.
-
-    Args:
-        argv: its words; None: those of this process, which is to end when this function returns.
-    """
+    """Run the command; returns the exit status. Without words, those of this process, which is to end then."""
     status = _main(argv)
     if argv is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C while the interpreter exits would print a traceback

@@ -13,7 +13,6 @@ from vicinal.utils.errors import InputError
 
 
 def add_models(parser: Parser) -> None:
-    """Add the flags of `vicinal models`."""
     parser.add_argument(
         "--filter", metavar="TEXT", help="those with this text in their name, such as dino, clip or resnet50, of timm "
         "too; without it, those of the papers",
@@ -60,7 +59,6 @@ OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label
 
 
 def add_export(parser: Parser) -> None:
-    """Add the flags of `vicinal export`."""
     from vicinal.export.settings import ExportSettings
     from vicinal.workflows.models import EmbeddingOptions
 
@@ -88,12 +86,9 @@ def add_export(parser: Parser) -> None:
     refined.add_argument("--gallery", metavar="SOURCE", help="the embeddings among which the refiner finds neighbors: "
                          "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
     hub = parser.add_argument_group("upload")
-    hub.add_argument(
-        "--push_to_hub",
-        metavar="NAME",
-        help="upload the model, its card and the exported one to the Hugging "
-        "Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or `hf auth login`",
-    )
+    hub.add_argument("--push_to_hub", metavar="NAME", help="upload the model, its card and the exported one to the "
+                     "Hugging Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or "
+                     "`hf auth login`")  # fmt: skip
     hub.add_argument("--private", action="store_true", help="a new model on the Hub is private")
     inputs.add_json(parser)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,6 @@ DEFAULT_K = 10
 
 
 def add_search(parser: Parser) -> None:
-    """Add the flags of `vicinal search`."""
     parser.add_argument("index", help=inputs.INDEX)
     parser.add_argument("queries", nargs="+", help="images, folders of images, tables, or one file of embeddings")
     parser.add_argument(
@@ -42,11 +42,8 @@ def add_search(parser: Parser) -> None:
     parser.add_argument("--min_score", **number, help="leave out matches with a lower score")
     parser.add_argument("--min_probability", **number, help="leave out matches that are right with "
                         "a lower probability, by the calibration of the index (vicinal calibrate)")  # fmt: skip
-    parser.add_argument(
-        "--grid",
-        metavar="PICTURE",
-        help="draw queries and matches, such as found.png; further sheets are found_2.png and so on",
-    )
+    parser.add_argument("--grid", metavar="PICTURE", help="draw queries and matches, such as found.png; further sheets "
+                        "are found_2.png and so on")  # fmt: skip
     parser.add_argument(
         "--patches", metavar="PICTURE", help="draw queries beside their matches, with lines between matching patches; "
         "with --rerank local",
@@ -168,7 +165,6 @@ MAX_PORT = 65_535
 
 
 def add_serve(parser: Parser) -> None:
-    """Add the flags of `vicinal serve`."""
     from vicinal.serving.limits import Limits
     from vicinal.workflows.models import EmbeddingOptions
 
@@ -239,8 +235,6 @@ def _check_flags(arguments: Arguments) -> None:
 
 
 def _port(text: str) -> int:
-    import argparse
-
     if not (text.isdecimal() and int(text) <= MAX_PORT):
         raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to {MAX_PORT}")
     return int(text)
@@ -278,7 +272,6 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
 
 
 def _embedder_of(arguments: Arguments) -> Any:
-    """The embedder by the flags about embedding images."""
     from vicinal.models.execution import usable_device
     from vicinal.serving.embedders import TorchEmbedder
 

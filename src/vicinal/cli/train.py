@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +25,7 @@ EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "mo
 
 
 class Help(NamedTuple):
-    """The text of `--help` beside the flags: the settings that matter most, and examples.
-
-    A text without a default is followed by that of the setting.
-    """
+    """The text of `--help` beside the flags; a text of a setting without a default is followed by that default."""
 
     settings: dict[str, str]
     examples: tuple[str, ...]
@@ -86,8 +84,6 @@ REFINE_HELP = Help(
 
 
 class RecipeHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help with one line per setting."""
-
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=120)
 
@@ -248,10 +244,7 @@ def _unimported_schema(arguments: Arguments) -> Schema:
 
 
 def _check_settings(arguments: Arguments) -> dict[str, Any]:
-    """The settings that were given, nested; raises InputError for invalid ones, before anything slow is imported.
-
-    The values of the settings of model and loss are checked later.
-    """
+    """The settings that were given, nested, checked before slow imports but for the values of model and loss."""
     from vicinal.training.recipes.recipe_check import RecipeCheck
     from vicinal.training.recipes.recipe_file import RecipeFile
 
@@ -320,7 +313,8 @@ def read_header(path: Path) -> dict[str, str]:
     """The texts of the comment at the top of a recipe by their keys; that of its first sentence is `title`."""
     header: dict[str, str] = {}
     key = "title"
-    for line in _comment(path):
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    for line in (each[2:] for each in comment):
         begins = re.match(r"([a-z]+)  +(\S.*)", line)
         if begins and begins[1] in KEYS:
             key, line = begins[1], begins[2]
@@ -334,19 +328,8 @@ def recipe_title(header: dict[str, str]) -> str:
     return re.split(r"\. (?=[A-Z])", header["title"])[0].rstrip(".")
 
 
-def _comment(path: Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            return
-        yield line[2:]
-
-
 def find_recipes(words: Sequence[str]) -> str:
-    """The recipes that have all of the words in name or first lines, a paragraph each; without words, how to ask.
-
-    Raises:
-        InputError: No recipe has all of the words.
-    """
+    """The recipes that have all of the words in name or first lines, a paragraph each; without words, how to ask."""
     folder = recipes_folder()
     paths = recipe_files(folder)
     if not words:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vicinal.cli.flags import Arguments, Parser, add_settings, print_result
+from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
 from vicinal.cli.inputs import add_json, check_files, check_source
 from vicinal.cli.train import EMBEDDER, RecipeHelpFormatter, recipe_and_overrides
 from vicinal.utils.errors import InputError, TrainingStoppedError
 
 if TYPE_CHECKING:
-    from vicinal.workflows.tuning.study_folder import StudyFolder
     from vicinal.workflows.tuning.study_recipe import StudyRecipe
 
 TUNE_EXAMPLES = """\
@@ -114,7 +114,9 @@ def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, l
     path, words = recipe_and_overrides(arguments)
     if arguments.rest:
         _check(StudyRecipe.read(section, path, words, arguments.allow_import), arguments)
-    return path, words, _options(arguments, kind, {} if arguments.rest else _stored(folder))
+        return path, words, read_settings(kind, arguments)
+    folder.check_study()
+    return path, words, read_settings(kind, argparse.Namespace(**{**folder.stored(), **vars(arguments)}))
 
 
 def _check(study: StudyRecipe, arguments: Arguments) -> None:
@@ -139,16 +141,3 @@ def _check_flags(arguments: Arguments, settings: Collection[str]) -> None:
         near = difflib.get_close_matches(flag, arguments.parser._option_string_actions, n=1, cutoff=0.8)
         if near and flag.removeprefix("--") not in settings:
             raise InputError(f"unknown argument {flag}, did you mean {near[0]}?")
-
-
-def _stored(folder: StudyFolder) -> dict[str, Any]:
-    folder.check_study()
-    return {name: value for name, value in folder.stored().items() if name != "verb"}
-
-
-def _options(arguments: Arguments, kind: type, stored: dict[str, Any]) -> Any:
-    from dataclasses import fields
-
-    names = [field.name for field in fields(kind)]
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    return kind(**{**{name: value for name, value in stored.items() if name in names}, **given})

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from vicinal.data.table import Table
 from vicinal.utils.arguments import check_not_masked
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Floats
 from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
-from vicinal.utils.memory import check_memory
+from vicinal.utils.memory import check_memory, temporary_map
 
 BLOCK_NUMBERS = 2**20  # that are checked at a time
 ROW_BYTES = 64  # that each row takes at least, where its embedding is not in memory: labels, checks and results
@@ -62,14 +62,10 @@ def check_classes(table: Table) -> None:
 
 
 def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: str, mapped: bool = False) -> Floats:
-    """Check that an array holds finite embeddings, one per row of a table, and convert it to float32.
+    """Check that an array `[num_rows, dim]` holds finite embeddings, one per row of a table, and convert it to float32.
 
-    Args:
-        vectors: `[num_rows, dim]`.
-        num_rows: The number of rows of the table.
-        source: Where the embeddings come from; errors start with it.
-        mapped: Whether a memory map stays one, of its own file or, if the numbers have to be converted, of a temporary
-            file; else it is copied.
+    If `mapped`, a memory map stays one, of its own file or, if the numbers have to be converted, of a temporary file;
+    else it is copied. Errors start with `source`.
     """
     check_not_masked(vectors, source)
     is_mapped, vectors = isinstance(vectors, np.memmap), np.asarray(vectors)
@@ -83,26 +79,16 @@ def check_embeddings(vectors: npt.NDArray[np.floating], num_rows: int, source: s
     is_as_needed = vectors.dtype == np.float32 and vectors.flags.c_contiguous
     if mapped and is_mapped:
         check_memory(ROW_BYTES * num_rows, source)
-        vectors = vectors if is_as_needed else _temporary_map(vectors, source)
+        vectors = vectors if is_as_needed else temporary_map(row_blocks(vectors), vectors.shape, source)
     elif is_mapped or not is_as_needed:
         check_memory(vectors.size * np.dtype(np.float32).itemsize, source)
         with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite
             vectors = np.array(vectors, dtype=np.float32, order="C")
-    invalid = _not_finite(vectors)
+    invalid = np.flatnonzero(~np.concatenate([np.isfinite(block).all(axis=1) for block in row_blocks(vectors)]))
     if len(invalid):
         others = f" (and {len(invalid) - 1} other rows)" if len(invalid) > 1 else ""
         raise InputError(f"{source}: the embedding of row {invalid[0]}{others} is not finite; every number must be")
     return vectors
-
-
-def _temporary_map(vectors: npt.NDArray[np.floating], source: str) -> Floats:
-    from vicinal.utils.memory import temporary_map  # imports torch
-
-    return temporary_map(row_blocks(vectors), vectors.shape, source)
-
-
-def _not_finite(vectors: Floats) -> Integers:
-    return np.flatnonzero(~np.concatenate([np.isfinite(block).all(axis=1) for block in row_blocks(vectors)]))
 
 
 def row_blocks(vectors: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

@@ -11,26 +11,14 @@ MIN_CLASSES = 40  # of a sample, where there are as many
 
 
 def round_robin(rows: Integers, labels: Integers) -> Integers:
-    """Reorder rows so that classes take turns: the first row of every class, then the second of every class, ...
-
-    Args:
-        rows: int64 [n].
-        labels: int64 [all], the class of every row.
-    """
+    """Reorder rows so that classes take turns: the first row of every class, then the second of every class, ..."""
     return rows[np.argsort(_turns(rows, labels), kind="stable")]
 
 
 def sample_classes(rows: Integers, labels: Integers, max_rows: int, seed: int = 0) -> Integers:
-    """Draw whole classes at random until there are enough rows; of very large classes, a part of each.
+    """Draw whole classes at random until there are `max_rows` rows; of very large classes, a part of each.
 
-    Args:
-        rows: int64 [n].
-        labels: int64 [all], the class of every row.
-        max_rows: the size of the sample.
-        seed: of the random generator.
-
-    Returns:
-        int64 [min(n, max_rows)], ascending; of at least 40 classes where there are as many.
+    The rows are ascending, and of at least 40 classes where there are as many.
     """
     if len(rows) <= max_rows:
         return np.sort(rows)

@@ -16,13 +16,7 @@ from vicinal.utils.errors import InputError, one_line
 
 
 class Vocabulary(NamedTuple):
-    """What a file of decisions may say.
-
-    Attributes:
-        decisions: the words of the column `decision`; it may be empty too.
-        naming: those that need a name.
-        name_column: the column of the name.
-    """
+    """The words of the column `decision` of a file, beside none; those that need a name; and the column of the name."""
 
     decisions: tuple[str, ...]
     naming: tuple[str, ...]
@@ -87,11 +81,7 @@ def decided_rows(
 ) -> dict[int, Decision]:
     """Read a file as :func:`apply_decisions` does; returns the decision by the row of each image that has one.
 
-    Args:
-        table: the images.
-        path: the file.
-        ignore_missing: leave out decisions about images that are not in the table.
-        vocabulary: what may be decided.
+    With `ignore_missing`, decisions about images that are not in the table are left out.
     """
     frame = read_csv(path)
     needed, name_column = ("decision", "path" if table.has("path") else "row"), vocabulary.name_column
@@ -189,12 +179,7 @@ class _Finder:
 
 
 def common_folder(paths: Sequence[str]) -> str | None:
-    """The innermost folder that all paths are in; None without one.
-
-    Example:
-        >>> common_folder(["/photos/owl/1.jpg", "/photos/kiwi/1.jpg"])
-        '/photos'
-    """
+    """The innermost folder that all paths are in; None without one."""
     try:
         return os.path.commonpath({os.path.dirname(path) for path in paths})
     except ValueError:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import is_unicode
@@ -24,11 +23,9 @@ KINDS_OF_DTYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "floatin
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """The type of the values of a column.
+    """The type of the values of a column: `integer`, `floating`, `boolean`, `string`, or `empty` if all are missing.
 
-    Attributes:
-        kind: `integer`, `floating`, `boolean`, `string`, or `empty` if all values are missing.
-        is_numeric: whether all texts of it are numbers or empty, as in the columns of a CSV file.
+    `is_numeric` says whether all texts of it are numbers or empty, as in the columns of a CSV file.
     """
 
     kind: str
@@ -46,12 +43,6 @@ def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
     """The kind of a column, and its values: int, float, bool, str, or None where one is missing.
 
     Values that are not text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
-
-    Example:
-        >>> column_values(pd.Series([3, None]))
-        (ColumnKind(kind='floating', is_numeric=False), [3.0, None])
-        >>> column_values(pd.Series([pd.Timestamp(2020, 1, 31), pd.NaT]))
-        (ColumnKind(kind='string', is_numeric=False), ['2020-01-31', None])
     """
     present = column.notna().to_numpy(dtype=bool)
     given = (column if present.all() else column[present]).astype(object).tolist()
@@ -62,10 +53,8 @@ def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
     found = ColumnKind(kind, kind == "string" and _are_numbers(plain))
     if len(plain) == len(column):
         return found, plain
-    values: list[Any] = [None] * len(column)
-    for row, value in zip(np.flatnonzero(present).tolist(), plain, strict=True):
-        values[row] = value
-    return found, values
+    values = iter(plain)
+    return found, [next(values) if is_present else None for is_present in present.tolist()]
 
 
 def _kind_of(values: list[Any]) -> str:
@@ -91,11 +80,7 @@ def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
 
 
 def exact_float(value: Any, column: str) -> float:
-    """A number of a column as a float.
-
-    Raises:
-        InputError: it is an integer that might be rounded.
-    """
+    """A number of a column as a float; an InputError if it is an integer that might be rounded."""
     if isinstance(value, int) and abs(value) > MAX_EXACT:
         raise rounded_integers(column)
     return float(value)
@@ -120,12 +105,7 @@ def _are_numbers(texts: list[str]) -> bool:
 
 
 def number_of(text: str) -> int | float:
-    """The number that a text of a numeric column says.
-
-    Example:
-        >>> number_of("9007199254740993"), number_of("1e3")
-        (9007199254740993, 1000.0)
-    """
+    """The number that a text of a numeric column says."""
     try:
         number = int(text)
     except ValueError:
@@ -134,12 +114,7 @@ def number_of(text: str) -> int | float:
 
 
 def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
-    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such.
-
-    Example:
-        >>> merged_kinds({"label": ColumnKind("integer")}, {"label": ColumnKind("string")})
-        {'label': ColumnKind(kind='string', is_numeric=False)}
-    """
+    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such."""
     return {**old, **{name: _merged(name, old.get(name, kind), kind) for name, kind in new.items()}}
 
 
@@ -168,10 +143,8 @@ def converted(value: Any, kind: ColumnKind, column: str) -> Any:
 def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | float] | bool:
     """A comparison of a column of numbers with a number, by a number of the column's own kind.
 
-    Databases round one of both sides where integers meet floats; a comparison within a kind is exact.
-
-    Returns:
-        The sign and the number; or the result, if it is the same for every value.
+    Databases round one of both sides where integers meet floats; a comparison within a kind is exact. If the result is
+    the same for every value, it is returned in place of the sign and the number.
 
     Example:
         >>> exact_comparison("integer", "<", 2.5), exact_comparison("integer", ">", 2**63)

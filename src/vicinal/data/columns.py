@@ -52,22 +52,12 @@ def is_known_column(column: str) -> bool:
 
 
 def named_columns(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that name the columns of paths and labels, without those that are not given.
-
-    Example:
-        >>> named_columns({"path_column": "file", "label_column": None, "model": "run"})
-        {'path_column': 'file'}
-    """
+    """The settings that name the columns of paths and labels, without those that are not given."""
     return {flag: settings[flag] for flag in COLUMN_FLAGS if isinstance(settings.get(flag), str)}
 
 
 def column_aliases(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Further names of the columns `path` and `label`, by the settings that give them.
-
-    Example:
-        >>> column_aliases({"path_column": "file", "label_column": None, "model": "run"})
-        {'file': 'path'}
-    """
+    """Further names of the columns `path` and `label`, such as {"file": "path"}, by the settings that give them."""
     return {name: COLUMN_FLAGS[flag] for flag, name in named_columns(settings).items()}
 
 
@@ -215,12 +205,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 
 def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
-    """The bounding box of each row, None where it has none.
-
-    Example:
-        >>> row_boxes(pd.DataFrame([[0, 1, 5, 6], [np.nan] * 4], columns=["x_1", "y_1", "x_2", "y_2"]))
-        [(0.0, 1.0, 5.0, 6.0), None]
-    """
+    """The bounding box of each row, None where it has none."""
     if not set(BOX_COLUMNS) <= set(frame):
         return [None] * len(frame)
     edges = frame[list(BOX_COLUMNS)].to_numpy(dtype=np.float64, na_value=np.nan)

@@ -103,11 +103,6 @@ Condition: TypeAlias = And | Or | Not | Comparison | OneOf | Contains | Missing 
 def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, str] | None = None) -> Condition:
     """Parse a condition, whose syntax is that of :func:`vicinal.data.matching_rows`.
 
-    Args:
-        text: The condition.
-        columns: The names of the existing columns.
-        aliases: Further names of columns.
-
     Example:
         >>> parse_condition("price < 20", ["price"])
         Comparison(left=Column(name='price'), sign='<', right=20)
@@ -116,12 +111,7 @@ def parse_condition(text: str, columns: Collection[str], aliases: Mapping[str, s
 
 
 def column_names(condition: Condition) -> Iterator[str]:
-    """Yield the names of the columns of a condition.
-
-    Example:
-        >>> list(column_names(parse_condition("size in ['S'] or not price < 20", ["price", "size"])))
-        ['size', 'price']
-    """
+    """Yield the names of the columns of a condition."""
     if isinstance(condition, (And, Or)):
         for part in condition.parts:
             yield from column_names(part)
@@ -236,10 +226,8 @@ class _Parser:
             return Column(name)
         columns = [str(column) for column in self.columns]
         near = difflib.get_close_matches(name, columns, n=1)
-        return self._fail(
-            f"no column {name!r}"
-            + (f", did you mean {near[0]!r}?" if near else f"; the columns are {', '.join(columns) or 'none'}")
-        )
+        hint = f", did you mean {near[0]!r}?" if near else f"; the columns are {', '.join(columns) or 'none'}"
+        return self._fail(f"no column {name!r}{hint}")
 
     def _shown(self, node: ast.expr) -> str:
         text = ast.unparse(node)

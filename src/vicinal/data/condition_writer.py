@@ -7,20 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
+from vicinal.data import condition_syntax as syntax
 from vicinal.data.column_kinds import MAX_INTEGER, ColumnKind, exact_comparison
-from vicinal.data.condition_syntax import (
-    And,
-    Column,
-    Comparison,
-    Condition,
-    Contains,
-    IsTrue,
-    Missing,
-    Not,
-    OneOf,
-    Value,
-    condition_error,
-)
 
 Filter = TypeVar("Filter")
 SWAPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -36,12 +24,7 @@ ID = ColumnKind("integer")
 
 
 class ConditionWriter(ABC, Generic[Filter]):
-    """Writes conditions as filters of a database; a missing value fulfills no comparison.
-
-    Args:
-        kinds: of the columns.
-        text: the condition, for messages.
-    """
+    """Writes conditions as filters of a database; a missing value fulfills no comparison."""
 
     def __init__(self, kinds: Mapping[str, ColumnKind], text: str) -> None:
         self.kinds, self.text = {"id": ID, **kinds}, text
@@ -63,7 +46,7 @@ class ConditionWriter(ABC, Generic[Filter]):
         """The column has a value."""
 
     @abstractmethod
-    def compared(self, column: str, sign: str, value: Value, as_number: bool) -> Filter:
+    def compared(self, column: str, sign: str, value: syntax.Value, as_number: bool) -> Filter:
         """The column compared with a value of its kind; a text, or the number that it says."""
 
     @abstractmethod
@@ -74,38 +57,38 @@ class ConditionWriter(ABC, Generic[Filter]):
     def containing(self, column: str, text: str) -> Filter:
         """A column of texts that contain a text."""
 
-    def write(self, condition: Condition) -> Filter:
+    def write(self, condition: syntax.Condition) -> Filter:
         """The filter of a condition."""
         try:
             return self._write(condition)
         except RecursionError:
             self.fail("it is nested too deeply")
 
-    def _write(self, condition: Condition) -> Filter:
-        if isinstance(condition, Not):
+    def _write(self, condition: syntax.Condition) -> Filter:
+        if isinstance(condition, syntax.Not):
             return self.negation(self._write(condition.part))
-        if isinstance(condition, Comparison):
+        if isinstance(condition, syntax.Comparison):
             return self._comparison(condition)
-        if isinstance(condition, OneOf):
+        if isinstance(condition, syntax.OneOf):
             equal = [self._with_value(condition.column.name, "==", value) for value in condition.values]
             return self._selected(condition.column.name, self.disjunction(equal), condition.is_negated)
-        if isinstance(condition, Contains):
+        if isinstance(condition, syntax.Contains):
             return self._contains(condition)
-        if isinstance(condition, Missing):
+        if isinstance(condition, syntax.Missing):
             return self._missing(condition)
-        if isinstance(condition, IsTrue):
+        if isinstance(condition, syntax.IsTrue):
             return self._is_true(condition.column.name)
         parts = [self._write(part) for part in condition.parts]
-        return self.conjunction(parts) if isinstance(condition, And) else self.disjunction(parts)
+        return self.conjunction(parts) if isinstance(condition, syntax.And) else self.disjunction(parts)
 
-    def _comparison(self, condition: Comparison) -> Filter:
+    def _comparison(self, condition: syntax.Comparison) -> Filter:
         left, right = condition.left, condition.right
-        if isinstance(left, Column) and isinstance(right, Column):
+        if isinstance(left, syntax.Column) and isinstance(right, syntax.Column):
             return self._columns(left.name, condition.sign, right.name)
-        if isinstance(left, Column) and not isinstance(right, Column):
+        if isinstance(left, syntax.Column) and not isinstance(right, syntax.Column):
             return self._with_value(left.name, condition.sign, right)
-        assert isinstance(right, Column)
-        assert not isinstance(left, Column)
+        assert isinstance(right, syntax.Column)
+        assert not isinstance(left, syntax.Column)
         return self._with_value(right.name, SWAPPED[condition.sign], left)
 
     def _columns(self, left: str, sign: str, right: str) -> Filter:
@@ -117,7 +100,7 @@ class ConditionWriter(ABC, Generic[Filter]):
                 self._check_numeric(name, sign, f"column {other!r}")
         return self.columns_compared(left, sign, right, kinds != ["string", "string"])
 
-    def _with_value(self, column: str, sign: str, value: Value) -> Filter:
+    def _with_value(self, column: str, sign: str, value: syntax.Value) -> Filter:
         kind = self.kinds[column].kind
         if kind == "empty":
             return self.disjunction([])
@@ -144,7 +127,7 @@ class ConditionWriter(ABC, Generic[Filter]):
                 f"by {sign}: a text stands in quotation marks"
             )
 
-    def _contains(self, condition: Contains) -> Filter:
+    def _contains(self, condition: syntax.Contains) -> Filter:
         column = condition.column.name
         if self.kinds[column].kind == "empty":
             return self.disjunction([])
@@ -153,7 +136,7 @@ class ConditionWriter(ABC, Generic[Filter]):
         found = self.containing(column, condition.text) if condition.text else self.has_value(column)
         return self._selected(column, found, condition.is_negated)
 
-    def _missing(self, condition: Missing) -> Filter:
+    def _missing(self, condition: syntax.Missing) -> Filter:
         column = condition.column.name
         missing = self.negation(self.has_value(column))
         if self.kinds[column].kind == "string":
@@ -172,4 +155,4 @@ class ConditionWriter(ABC, Generic[Filter]):
 
     def fail(self, reason: str) -> NoReturn:
         """Raise the InputError of an invalid condition."""
-        raise condition_error(self.text, reason) from None
+        raise syntax.condition_error(self.text, reason) from None

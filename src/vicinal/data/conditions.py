@@ -34,16 +34,7 @@ EVERY_ROW = SQLFilter("TRUE")
 class SQLWriter(ConditionWriter[SQLFilter]):
     """Writes conditions in the SQL of SQLite; that of PostgreSQL is a subclass.
 
-    Args:
-        kinds: of the columns.
-        text: the condition, for messages.
-        column_of: the quoted name of a column, or the expression that stands for it.
-
-    Example:
-        >>> from vicinal.data.condition_syntax import parse_condition
-        >>> writer = SQLWriter({"price": ColumnKind("integer")}, "", lambda name: f'"{name}"')
-        >>> writer.write(parse_condition("price < 20", ["price"]))
-        SQLFilter(text='(("price" < :value_1) IS TRUE)', parameters={'value_1': 20})
+    `column_of` gives the quoted name of a column, or the expression that stands for it.
     """
 
     def __init__(self, kinds: Mapping[str, ColumnKind], text: str, column_of: Callable[[str], str]) -> None:

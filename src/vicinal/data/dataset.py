@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
-from vicinal.data.benchmarks.lists import Row, check_distinct, class_number, read_list
+from vicinal.data.benchmarks.lists import Row, class_number, read_list
 from vicinal.data.checks import check_classes
 from vicinal.data.groups import with_groups
 from vicinal.data.loading import load_table
@@ -77,7 +77,6 @@ def use_train_list(table: Table, path: str | Path) -> Table:
 
 def _read(path: Path) -> list[Row]:
     rows = read_list(path, (2,), separator=",")
-    check_distinct(path, rows)
     return [(line, [image, str(class_number(label, f"{path}, line {line}"))]) for line, (image, label) in rows]
 
 

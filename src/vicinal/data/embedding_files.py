@@ -10,20 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from vicinal.data import parquet_files
 from vicinal.data.checks import check_embeddings
 from vicinal.data.columns import BOX_COLUMNS
 from vicinal.data.embedding_shards import EmbeddingShards
-from vicinal.data.parquet_files import (
-    FINGERPRINT_KEY,
-    embedding_table,
-    map_embedding_column,
-    read_embedding_column,
-    read_frame,
-    read_metadata,
-    read_parquet,
-    with_metadata,
-    write_arrow,
-)
 from vicinal.data.table import Table
 from vicinal.data.table_files import TABLE_SUFFIX, read_csv, write_table
 from vicinal.utils.arrays import Floats
@@ -96,10 +86,10 @@ def save_embeddings(
     path = Path(path)
     vectors = check_embeddings(vectors, len(table), "vectors")
     if path.suffix.lower() == ".parquet":
-        written = embedding_table(path, table.frame, vectors)
-        for key, value in ((FINGERPRINT_KEY, fingerprint), (ENGINE_KEY, engine)):
-            written = written if value is None else with_metadata(written, key, value)
-        write_arrow(path, written)
+        written = parquet_files.embedding_table(path, table.frame, vectors)
+        for key, value in ((parquet_files.FINGERPRINT_KEY, fingerprint), (ENGINE_KEY, engine)):
+            written = written if value is None else parquet_files.with_metadata(written, key, value)
+        parquet_files.write_arrow(path, written)
     elif path.suffix.lower() == ".npy":
         _write_npy(path, vectors, table)
     else:
@@ -132,7 +122,7 @@ def load_embeddings(path: str | Path, mapped: bool = False) -> tuple[Floats, Tab
     path = _embeddings_file(path)
     if path.suffix.lower() == ".npy":
         return _load_npy(path, mapped)
-    frame = read_parquet(path)
+    frame = parquet_files.read_parquet(path)
     return check_embeddings(_read_column(path, mapped), len(frame), str(path), mapped), _table(path, frame)
 
 
@@ -154,7 +144,7 @@ def load_vectors(path: str | Path, mapped: bool = False) -> Floats:
 
 
 def _read_column(path: Path, mapped: bool) -> npt.NDArray[np.floating]:
-    return map_embedding_column(path) if mapped else read_embedding_column(path)
+    return parquet_files.map_embedding_column(path) if mapped else parquet_files.read_embedding_column(path)
 
 
 def load_labels(path: str | Path, path_column: str | None = None, label_column: str = "label") -> Table:
@@ -193,12 +183,14 @@ def read_own_images(path: str | Path) -> pd.DataFrame:
     """The columns of paths and bounding boxes in the table of a file or folder of embeddings; without paths, none."""
     path = Path(path)
     if path.is_dir():
-        frame = pd.concat([read_frame(part) for part, _ in EmbeddingShards.open(path).files()], ignore_index=True)
+        frame = pd.concat(
+            [parquet_files.read_frame(part) for part, _ in EmbeddingShards.open(path).files()], ignore_index=True
+        )
     elif path.suffix.lower() == ".npy":
         table_path = path.with_suffix(TABLE_SUFFIX)
         frame = read_csv(table_path) if table_path.is_file() else pd.DataFrame()
     else:
-        frame = read_parquet(path)
+        frame = parquet_files.read_parquet(path)
     is_known = "path" in frame and pd.api.types.is_string_dtype(frame["path"]) and frame["path"].notna().all()
     columns = [column for column in ("path", *BOX_COLUMNS) if column in frame] if is_known else []
     return frame[columns].reset_index(drop=True)
@@ -222,7 +214,9 @@ def read_fingerprint(path: str | Path) -> str | None:
     path = Path(path)
     if path.is_dir():
         return EmbeddingShards.open(path).model
-    return read_metadata(path, FINGERPRINT_KEY) if path.suffix.lower() == ".parquet" else None
+    return (
+        parquet_files.read_metadata(path, parquet_files.FINGERPRINT_KEY) if path.suffix.lower() == ".parquet" else None
+    )
 
 
 def _embeddings_file(path: str | Path) -> Path:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +13,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from vicinal.data import parquet_files
 from vicinal.data.checks import check_embeddings
-from vicinal.data.parquet_files import (
-    FINGERPRINT_KEY,
-    embedding_table,
-    open_parquet,
-    read_embedding_column,
-    read_frame,
-    with_metadata,
-)
 from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests
 from vicinal.data.table import Table
 from vicinal.data.table_files import TABLE_SUFFIX, write_table
 from vicinal.utils.arrays import Floats
-from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import check_regular_file, write_blocks
-from vicinal.utils.memory import check_memory
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import read_bytes, replace_file, write_blocks
+from vicinal.utils.memory import check_memory, temporary_map
 
 MAX_LISTED = 5
 
@@ -112,7 +103,7 @@ class EmbeddingShards:
         """
         for path, part in self.files():
             content = read_part(path, part)
-            frame, vectors = read_frame(path, content), read_embedding_column(path, content)
+            frame, vectors = parquet_files.read_frame(path, content), parquet_files.read_embedding_column(path, content)
             if vectors.shape != (part.num_embeddings, part.dim):
                 raise InputError(f"{path}: {list(vectors.shape)} embeddings, not as many as the manifest says")
             yield check_embeddings(vectors, len(frame), str(path)), frame
@@ -134,10 +125,10 @@ class EmbeddingShards:
                 yield part
 
         if mapped:
-            from vicinal.utils.memory import temporary_map  # imports torch
-
             vectors = temporary_map(blocks(), shape, str(self.folder))
-            frames = frames or [read_frame(path) for path, _ in self.files()]  # where another process has read them
+            frames = frames or [
+                parquet_files.read_frame(path) for path, _ in self.files()
+            ]  # where another process has read them
         else:
             check_memory(self.num_embeddings * self.dim * np.dtype(np.float32).itemsize, str(self.folder))
             vectors = np.empty(shape, dtype=np.float32)
@@ -173,11 +164,7 @@ def verify_shards(folder: str | Path) -> EmbeddingShards:
 
 def read_part(path: Path, part: ShardPart) -> bytes:
     """The content of the file of a part."""
-    check_regular_file(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from None
+    content = read_bytes(path)
     digest = hashlib.sha256(content).hexdigest()
     if digest != part.sha256:
         raise InputError(f"{path}: has the SHA-256 {digest[:8]}, not {part.sha256[:8]} as it was written")
@@ -240,27 +227,22 @@ def merge_shards(folder: str | Path, path: str | Path) -> EmbeddingShards:
 
 def _write_parquet(path: Path, shards: EmbeddingShards) -> None:
     schema = _schema(shards)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with pq.ParquetWriter(new, schema, write_page_checksum=True) as writer:
-            for vectors, frame in shards.parts():
-                writer.write_table(embedding_table(path, Table(frame).frame, vectors).cast(schema))
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    with replace_file(path) as new, pq.ParquetWriter(new, schema, write_page_checksum=True) as writer:
+        for vectors, frame in shards.parts():
+            writer.write_table(parquet_files.embedding_table(path, Table(frame).frame, vectors).cast(schema))
 
 
 def _schema(shards: EmbeddingShards) -> pa.Schema:
     """The columns of all parts; one that is empty in some has the type that it has in others."""
     schemas = []
     for file_path, _ in shards.files():
-        with open_parquet(file_path) as file:
+        with parquet_files.open_parquet(file_path) as file:
             schemas.append(file.schema_arrow.remove_metadata())
     try:
         unified = pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
         raise InputError(f"{shards.folder}: the columns of the parts have different types ({error})") from None
-    return with_metadata(unified.empty_table(), FINGERPRINT_KEY, shards.model).schema
+    return parquet_files.with_metadata(unified.empty_table(), parquet_files.FINGERPRINT_KEY, shards.model).schema
 
 
 def _write_npy(path: Path, shards: EmbeddingShards) -> None:

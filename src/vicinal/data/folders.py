@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -17,22 +17,17 @@ from vicinal.utils.errors import InputError
 MAX_VISITS = 16  # of one folder, by links to it
 
 
-@dataclass
-class FoundFiles:
-    """The files below a folder.
+class FoundFiles(NamedTuple):
+    """The files below a folder: images and folders without one as sorted relative paths, and other files by suffix.
 
-    Attributes:
-        images: the images as sorted relative paths.
-        others: the number of other files by suffix; those without one are under "".
-        without_images: the sorted relative paths of folders with no image in them or below; of those inside one
-            another, only the outermost.
-        unlisted: folders whose content the system does not tell, and its reason.
+    Of folders without images inside one another, only the outermost is there. `unlisted` has the reason of the system
+    for not telling the content of a folder.
     """
 
-    images: list[str] = field(default_factory=list)
-    others: Counter[str] = field(default_factory=Counter)
-    without_images: list[str] = field(default_factory=list)
-    unlisted: dict[str, str] = field(default_factory=dict)
+    images: list[str]
+    others: dict[str, int]
+    without_images: list[str]
+    unlisted: dict[str, str]
 
 
 def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
@@ -97,9 +92,9 @@ def find_images(folder: Path) -> FoundFiles:
     MAX_VISITS times.
     """
     images: list[str] = []
-    found = FoundFiles()
+    unlisted: dict[str, str] = {}
     visited: list[str] = []
-    visits: Counter[str] = Counter()
+    others, visits = Counter[str](), Counter[str]()
 
     def is_walked(parent: str, name: str) -> bool:
         path = os.path.join(parent, name)
@@ -111,7 +106,7 @@ def find_images(folder: Path) -> FoundFiles:
 
     def leave_out(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # deleted meanwhile
-            found.unlisted[os.fspath(error.filename)] = (error.strerror or str(error)).lower()
+            unlisted[os.fspath(error.filename)] = (error.strerror or str(error)).lower()
 
     for current, folders, files in os.walk(folder, onerror=leave_out, followlinks=True):
         visited.append(current)
@@ -123,13 +118,11 @@ def find_images(folder: Path) -> FoundFiles:
             if is_image_file(name):
                 images += [path] if os.path.isfile(path) or not os.path.exists(path) else []  # no pipes; dangling links
             elif os.path.islink(path) and not os.path.exists(path):  # perhaps to a folder that is not mounted
-                found.unlisted[path] = "a link to nothing"
+                unlisted[path] = "a link to nothing"
             else:
-                found.others[os.path.splitext(name)[1].lower()] += 1
-    found.images = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)
-    found.others = Counter(dict(sorted(found.others.items())))
-    found.without_images = _without_images(folder, visited, images)
-    return found
+                others[os.path.splitext(name)[1].lower()] += 1
+    relative = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)
+    return FoundFiles(relative, dict(sorted(others.items())), _without_images(folder, visited, images), unlisted)
 
 
 def _without_images(folder: Path, visited: list[str], images: list[str]) -> list[str]:

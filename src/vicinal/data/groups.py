@@ -22,16 +22,6 @@ def capture_time(path: str) -> float | None:
     """When a photo was taken, in seconds on the clock of its camera; None if its file does not say so.
 
     Times of editing, and those of the file itself, are ignored, since copies have others.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     exif = Image.Exif()
-        ...     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:01 10:00:30"
-        ...     Image.new("RGB", (2, 2)).save(f"{folder}/a.jpg", exif=exif)
-        ...     Image.new("RGB", (2, 2)).save(f"{folder}/b.jpg")
-        ...     capture_time(f"{folder}/a.jpg") % 60, capture_time(f"{folder}/b.jpg")
-        (30.0, None)
     """
     try:
         with Image.open(path) as image:
@@ -40,9 +30,8 @@ def capture_time(path: str) -> float | None:
         return None
     for time, fraction in TIMES:
         try:
-            seconds = (
-                datetime.strptime(str(facts[time])[:19], "%Y:%m:%d %H:%M:%S") - datetime(1970, 1, 1)
-            ).total_seconds()
+            moment = datetime.strptime(str(facts[time])[:19], "%Y:%m:%d %H:%M:%S")
+            seconds = (moment - datetime(1970, 1, 1)).total_seconds()
             digits = str(facts.get(fraction, "")).strip("\0 ")
             return seconds + (float(f"0.{digits}") if digits.isdecimal() else 0.0)
         except (KeyError, ValueError):
@@ -54,14 +43,11 @@ NO_GROUP = -1
 
 
 def with_groups(table: Table, pattern: str | None, minutes: float | None = None) -> Table:
-    r"""The table with a column `group`; the table itself where neither a pattern nor minutes are given.
+    """The table with a column `group`; the table itself where neither a pattern nor minutes are given.
 
-    Args:
-        table: Images, with paths.
-        pattern: A regular expression; images with the same text at the place of its first pair of parentheses, or of
-            all of it if it has none, are one group. Images in whose path it is not found have no group.
-        minutes: Images that were taken at most this long after another one, by their EXIF data, are in its group.
-            Images without a time have no group.
+    Images with the same text in the first parentheses of the pattern, or in all of it if it has none, are one group. An
+    image that was taken at most so many minutes after another one, by the EXIF data, is in its group. Images in whose
+    path the pattern is not found, or without a time, have no group.
     """
     if pattern is not None and minutes is not None:
         raise InputError("group_pattern and group_minutes are two ways to tell groups; leave one of them out")
@@ -70,13 +56,13 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
     name = "group_minutes" if pattern is None else "group_pattern"
     if table.has("group"):
         raise InputError(f"{name}: the table has a column group already; leave one of them out")
-    numbers = (_groups_by_time(table.paths, minutes) if minutes is not None
-               else _groups_by_pattern(table.paths, str(pattern)))  # fmt: skip
+    if minutes is not None:
+        numbers = _groups_by_time(table.paths, minutes)
+    else:
+        numbers = _groups_by_pattern(table.paths, str(pattern))
     without = int((numbers == NO_GROUP).sum())
-    log(
-        f"{counted(int(numbers.max()) + 1, 'group')} by {name}"
-        + (f"; {counted(without, 'image')} in none" if without else "")
-    )
+    others = f"; {counted(without, 'image')} in none" if without else ""
+    log(f"{counted(int(numbers.max()) + 1, 'group')} by {name}{others}")
     return Table(table.frame.assign(group=numbers))
 
 

@@ -23,19 +23,8 @@ MISSING = "no such file"  # how errors about missing files end
 class ImageFileProblems:
     """Problems of image files. `print` shows the first twenty of each kind.
 
-    Attributes:
-        unreadable: The message of each image that cannot be read.
-        duplicates: Groups of paths whose files have the same content.
-        num_ambiguous: The number of these groups whose images have different labels.
-        boxes: The bounding boxes that reach beyond their image, with the size of the image.
-        others: The numbers of files of a folder that are not images, or of formats that are not read, by suffix.
-
-    Example:
-        >>> print(ImageFileProblems(["a.png: no such file"], [["b.png", "c.png"]]))
-        1 image cannot be read (1 of them missing):
-          a.png: no such file
-        2 images have the content of another (1 group):
-          b.png, c.png
+    `duplicates` are groups of files of the same content, of which `num_ambiguous` have different labels; `boxes` reach
+    beyond their image; `others` are the numbers of files of a folder that are not read, by suffix.
     """
 
     unreadable: list[str]
@@ -66,13 +55,7 @@ class ImageFileProblems:
 
 
 def check_image_files(table: Table) -> ImageFileProblems:
-    """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them.
-
-    Example:
-        >>> import pandas as pd
-        >>> check_image_files(Table(pd.DataFrame({"path": ["/lost.png"]}))).unreadable
-        ['/lost.png: no such file']
-    """
+    """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them."""
     paths = list(dict.fromkeys(table.paths))
     with thread_pool() as pool:
         found = list(track(pool.map(_size_or_error, paths), "reading images", len(paths), sys.stderr.isatty()))

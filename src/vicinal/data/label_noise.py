@@ -56,13 +56,8 @@ def relabel(table: Table, rows: Integers, altered: Integers, new_labels: Integer
     """Replace the labels of some training rows, with the coarse labels that belong to them.
 
     The column `label_clean` keeps the labels before the first noise of any kind; `noisy_label` is true in altered rows.
-
-    Args:
-        table: The images, with labels.
-        rows: The training rows, `[n]`.
-        altered: Which of these get a new label, `[a]`: positions from 0 to n - 1.
-        new_labels: The new labels, `[a]`, as codes of training classes. The coarse labels are those of the first
-            training image of the class.
+    These are positions `[a]` in the training rows `[n]`. Their new labels `[a]` are codes of training classes, and
+    their coarse labels are those of the first training image of the class.
     """
     first_of_class = rows[np.unique(table.take(rows).labels, return_index=True)[1]]
     source = np.arange(len(table))
@@ -250,7 +245,12 @@ def open_set_labels(
     dissolved = _dissolved_classes(training.class_counts, fraction, rng)
     labels = _cluster_labels(num_clusters, dissolved, noise_generator(seed, "labels of open-set clusters"))
     members = rows_by_class(training.labels)[1]
-    clusters = [_clusters(members[each], num_clusters[each], vectors, rng) for each in dissolved]
+    clusters = [
+        _random_clusters(len(members[each]), num_clusters[each], rng)
+        if vectors is None
+        else _k_means_clusters(vectors[members[each]], num_clusters[each], rng)
+        for each in dissolved
+    ]
     new_labels = [labels[each][cluster] for each, cluster in zip(dissolved, clusters, strict=True)]
     altered = _concatenate([members[each] for each in dissolved])
     log(
@@ -299,13 +299,6 @@ def _cluster_labels(num_clusters: Integers, dissolved: Integers, rng: np.random.
 
 def _concatenate(parts: list[Integers]) -> Integers:
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _clusters(rows: Integers, num_clusters: int, vectors: Floats | None, rng: np.random.Generator) -> Integers:
-    """The cluster of each row of a class, numbered from 0."""
-    if vectors is None:
-        return _random_clusters(len(rows), num_clusters, rng)
-    return _k_means_clusters(vectors[rows], num_clusters, rng)
 
 
 def _random_clusters(num_images: int, num_clusters: int, rng: np.random.Generator) -> Integers:

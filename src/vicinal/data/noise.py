@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from vicinal.data import label_noise
 from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS
-from vicinal.data.label_noise import (
-    choose_rows,
-    confused_labels,
-    mark_rows,
-    noise_generator,
-    open_set_labels,
-    random_labels,
-    training_rows,
-)
 from vicinal.data.loading import load_table
 from vicinal.data.settings import NoiseSettings
 from vicinal.data.table import Table
@@ -51,11 +43,11 @@ def add_noise(table: Table, noise: NoiseSettings, seed: int = 0) -> Table:
     if noise.classes is not None:
         table = first_classes(table, noise.classes)
     if noise.confusions is not None:
-        table = confused_labels(table, noise.confusions, noise.confused_labels, seed)
+        table = label_noise.confused_labels(table, noise.confusions, noise.confused_labels, seed)
     if noise.open_set_labels > 0:
-        table = open_set_labels(table, noise.open_set_labels, noise.open_set_cluster_size, seed=seed)
+        table = label_noise.open_set_labels(table, noise.open_set_labels, noise.open_set_cluster_size, seed=seed)
     if noise.random_labels > 0:
-        table = random_labels(table, noise.random_labels, seed)
+        table = label_noise.random_labels(table, noise.random_labels, seed)
     if noise.foreign is not None:
         foreign = load_foreign(noise)
         table = foreign_images(table, foreign, noise.foreign_fraction, seed)
@@ -100,8 +92,8 @@ def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0)
         >>> noisy.classes, sorted(noisy.frame["noisy_image"])
         (['a', 'b'], [False, True])
     """
-    rows, rng = training_rows(table), noise_generator(seed, "images")
-    altered = choose_rows(len(rows), fraction, rng)
+    rows, rng = label_noise.training_rows(table), label_noise.noise_generator(seed, "images")
+    altered = label_noise.choose_rows(len(rows), fraction, rng)
     paths, candidates = np.array(table.paths, dtype=object), np.unique(np.array(foreign.paths, dtype=object))
     check_foreign(table, foreign)
     if len(candidates) < len(altered):
@@ -115,7 +107,7 @@ def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0)
     for columns in (BOX_COLUMNS, PUBLISHED_BOX_COLUMNS):
         if set(columns) <= set(frame):
             frame.loc[rows[altered], list(columns)] = np.nan  # they were boxes in the replaced images
-    return mark_rows(Table._from_valid(frame), "noisy_image", rows[altered])
+    return label_noise.mark_rows(Table._from_valid(frame), "noisy_image", rows[altered])
 
 
 def first_classes(table: Table, classes: float) -> Table:
@@ -137,7 +129,7 @@ def first_classes(table: Table, classes: float) -> Table:
         >>> first_classes(table, 2).frame["label"].tolist()
         ['a', 'b', 'd']
     """
-    rows = training_rows(table)
+    rows = label_noise.training_rows(table)
     training = table.take(rows)
     num_classes = _number_of_classes(classes, len(training.classes))
     dropped = rows[training.labels >= num_classes]

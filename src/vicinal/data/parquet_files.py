@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.memory import temporary_map
 
 EMBEDDING = "embedding"
 FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a schema
@@ -35,12 +36,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 
 def read_frame(path: Path, content: bytes | None = None) -> pd.DataFrame:
-    """Read all columns of a Parquet file but the embeddings, and any number of rows.
-
-    Args:
-        path: The file.
-        content: The bytes of the file, if they are read already.
-    """
+    """Read all columns of a Parquet file, or of its bytes if they are read already, but the embeddings."""
     with open_parquet(path, content) as file:
         columns = [name for name in file.schema_arrow.names if name != EMBEDDING]
         if not columns:
@@ -52,12 +48,10 @@ def read_frame(path: Path, content: bytes | None = None) -> pd.DataFrame:
 
 @contextmanager
 def open_parquet(path: Path, content: bytes | None = None, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file for a block that reads it; errors in the block become an InputError that names the file.
+    """Open a Parquet file, or its bytes if they are read already, for a block that reads it.
 
-    Args:
-        path: The file.
-        content: The bytes of the file, if they are read already.
-        options: Those of `pyarrow.parquet.ParquetFile`.
+    Errors in the block become an InputError that names the file. The options are those of
+    `pyarrow.parquet.ParquetFile`.
     """
     if content is None:
         check_regular_file(path)
@@ -73,25 +67,14 @@ def open_parquet(path: Path, content: bytes | None = None, **options: Any) -> It
 
 
 def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArray[np.floating]:
-    """Read the embeddings `[n, dim]` of a Parquet file, as they are stored.
-
-    Args:
-        path: The file.
-        content: The bytes of the file, if they are read already.
-    """
+    """Read the embeddings `[n, dim]` of a Parquet file as they are stored."""
     with open_parquet(path, content) as file:
         _check_embeddings(path, file)
         return _matrix(path, file.read([EMBEDDING])[EMBEDDING].combine_chunks())
 
 
 def map_embedding_column(path: Path) -> Floats:
-    """Read the embeddings of a Parquet file block by block into a temporary file that is mapped into memory.
-
-    Returns:
-        float32 `[n, dim]`, read-only.
-    """
-    from vicinal.utils.memory import temporary_map  # imports torch
-
+    """Read the embeddings, float32 `[n, dim]`, block by block into a temporary file that is mapped into memory."""
     with open_parquet(path, **STREAMED) as file:
         rows = file.metadata.num_rows
         _check_embeddings(path, file)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vicinal.utils.arguments import require
 from vicinal.utils.errors import InputError
 
 
@@ -57,8 +58,7 @@ class NoiseSettings:
         self._check("open_set_cluster_size", fits, "left alone unless data.noise.open_set_labels is above 0")
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise InputError(f"data.noise.{name} = {getattr(self, name)} must be {expected}")
+        require(holds, f"data.noise.{name}", getattr(self, name), expected)
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,10 @@ class DataSettings:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.num_workers is not None and self.num_workers < 0:
-            raise InputError(f"data.num_workers = {self.num_workers} must be 0 or more")
-        if not 0 <= self.val_images < 1:
-            raise InputError(f"data.val_images = {self.val_images} must be from 0 to below 1")
-        if self.order != "random" and not self.fractions:
-            raise InputError(f"data.order = {self.order} must be random without data.fractions, which it is for")
+        require(self.num_workers is None or self.num_workers >= 0, "data.num_workers", self.num_workers, "0 or more")
+        require(0 <= self.val_images < 1, "data.val_images", self.val_images, "from 0 to below 1")
+        fits = self.order == "random" or bool(self.fractions)
+        require(fits, "data.order", self.order, "random without data.fractions, which it is for")
         if self.redivide and not self.divides:
             raise InputError("data.redivide = true needs data.fractions, data.classes or data.split_column")
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vicinal.utils.errors import InputError, one_line, unreadable
-from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import read_bytes, write_bytes
 
 FORMAT, VERSION, CHECKSUM = "vicinal embedding shard", 1, "sha256"
 MANIFEST, FOLDERS = "manifest.json", "shard-*-of-*"
@@ -20,13 +20,9 @@ FOLDER_NAME = re.compile(r"shard-([1-9]\d{0,8})-of-([1-9]\d{0,8})")
 
 @dataclass(frozen=True)
 class ShardPart:
-    """One part of a shard.
+    """One part of a shard; without embeddings, since none of its images can be read, it has no file.
 
-    Args:
-        num_embeddings: the number of its embeddings; 0 if none of its images can be read, and then it has no file.
-        dim: their dimension.
-        sha256: of its Parquet file.
-        unreadable: the row of the source and the error of each image that was left out.
+    `unreadable` has the row of the source and the error of each image that was left out.
     """
 
     num_embeddings: int
@@ -39,20 +35,9 @@ class ShardPart:
 class ShardManifest:
     """The content of a shard of embeddings.
 
-    The rows of the source are divided into consecutive shards whose sizes differ by at most one, and those of a shard
-    into consecutive parts.
-
-    Args:
-        shard: number of the shard, from 1.
-        num_shards: how many shards the source is divided into.
-        source: name of the source.
-        num_rows: number of the rows of the source.
-        rows_sha256: identifies these rows.
-        model: fingerprint of the model and the steps after it.
-        precision: that the embeddings were computed with.
-        on_error: `raise` or `skip`, the treatment of unreadable images.
-        part_size: number of rows of a part; the last part may have fewer.
-        parts: the parts that are complete.
+    The rows of the source are divided into consecutive shards, from 1, whose sizes differ by at most one, and those of
+    a shard into consecutive parts of `part_size` rows, of which the last may have fewer. `parts` are those that are
+    complete; `model` is the fingerprint of the model and the steps after it.
     """
 
     shard: int
@@ -97,10 +82,6 @@ class ShardManifest:
         """The row of the source and the error of each image that was left out."""
         return {row: error for part in self.parts for row, error in part.unreadable.items()}
 
-    def part_rows(self, number: int) -> range:
-        """The rows of the source that a part holds."""
-        return self.rows[number * self.part_size : (number + 1) * self.part_size]
-
     def folder(self, shards: str | Path) -> Path:
         """The folder of the shard in that of all shards."""
         return Path(shards, f"shard-{self.shard}-of-{self.num_shards}")
@@ -135,17 +116,15 @@ class ShardManifest:
     @classmethod
     def load(cls, path: Path) -> ShardManifest:
         """Read a manifest."""
-        check_regular_file(path)
+        text = read_bytes(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(text)
             if content.pop(CHECKSUM) != _checksum(content):
                 raise ValueError("it is not as it was written")
             if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
                 raise ValueError("it has another format or version")
             parts = tuple(map(_read_part, content.pop("parts")))
             manifest = cls(**content, parts=parts)
-        except OSError as error:
-            raise unreadable(path, error) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"{path}: not the manifest of a shard of embeddings ({one_line(error, 120)}); delete {path.parent} and "

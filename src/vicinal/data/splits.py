@@ -21,13 +21,10 @@ Order = Literal["random", "in_order"]
 
 
 def order_classes(names: Sequence[Name], order: Order = "random", seed: int = 0) -> list[Name]:
-    """Put classes in the order in which splits and folds take them.
+    """Put classes in the order in which splits and folds take them: `random`, by the seed, or `in_order`, sorted: as
+    numbers if every name is an integer, else as text.
 
-    Args:
-        names: The distinct names, in an order that does not depend on the order of rows, such as
-            :attr:`Table.classes <vicinal.data.Table.classes>`.
-        order: `random`, by the seed; `in_order`, sorted: as numbers if every name is an integer, else as text.
-        seed: The seed of the random order; not negative.
+    The names are distinct, in an order that does not depend on the order of rows.
     """
     if order not in ("random", "in_order"):
         raise InputError(f"order is {order!r}; it can be random or in_order")
@@ -67,17 +64,9 @@ def class_folds(names: Sequence[Name], num_folds: int, seed: int = 0, order: Ord
 def splits_by_fraction(
     names: Sequence[object], fractions: Mapping[str, float], seed: int, order: Order = "random"
 ) -> dict[object, str]:
-    """Assign classes to the splits train, val and test, in this order.
+    """Assign classes, as of :func:`order_classes`, to the splits train, val and test, in this order.
 
-    Args:
-        names: The distinct names of the classes, as in :func:`order_classes`.
-        fractions: The fraction of the classes for each split, rounded to whole classes; if the sum is below 1, the
-            remaining classes get no split.
-        seed: The seed of the random order.
-        order: As in :func:`order_classes`.
-
-    Returns:
-        The split of each name that gets one.
+    Fractions are rounded to whole classes; if their sum is below 1, the remaining classes get no split.
     """
     _check_split_names(fractions)
     if any(not fraction > 0 for fraction in fractions.values()) or sum(fractions.values()) > 1 + 1e-9:
@@ -181,12 +170,8 @@ def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.D
 
     Of each class, the fraction of its images at random, but two or more, as one has no match in the split;
     none if fewer than two would be left. With a column `group`, whole groups, which are then in one split each: of each
-    class two or more, as matches within a group are ignored, and a third is left for training.
-
-    Args:
-        frame: a valid frame with labels; without splits, all its rows are of the split `train`.
-        fraction: of the images of each class.
-        seed: of the random choice.
+    class two or more, as matches within a group are ignored, and a third is left for training. Without splits, all rows
+    are of the split `train`.
     """
     if "label" not in frame:
         raise InputError("val_images holds out images of each class, but the table has no labels")

@@ -98,10 +98,6 @@ def _noise(frame: pd.DataFrame) -> dict[str, float]:
     return fractions
 
 
-NUM_DIGITS = 16
-SIDES = ("is_query", "is_gallery")
-
-
 def split_fingerprint(table: Table) -> str:
     """Identify the images, labels and splits of a table, wherever its folder is.
 
@@ -123,9 +119,9 @@ def split_fingerprint(table: Table) -> str:
         False
     """
     names = _relative(table.paths)
-    columns = [table.frame[name].tolist() for name in ("label", "split", *SIDES) if table.has(name)]
+    columns = [table.frame[name].tolist() for name in ("label", "split", "is_query", "is_gallery") if table.has(name)]
     rows = sorted([name, *map(str, values)] for name, *values in zip(names, *columns, strict=True))
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:NUM_DIGITS]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def _relative(paths: list[str]) -> list[str]:

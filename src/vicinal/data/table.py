@@ -86,8 +86,7 @@ class Table:
         """
         frame, found = read_folder(folder)
         table = cls(frame)
-        table.other_files = dict(found.others)
-        table.unlisted = list(found.unlisted)
+        table.other_files, table.unlisted = found.others, list(found.unlisted)
         return table
 
     @classmethod
@@ -175,51 +174,35 @@ class Table:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The absolute paths of the images.
-
-        Raises:
-            InputError: The table has no paths.
-        """
+        """The absolute paths of the images; an InputError if the table has none."""
         self._check_column("path", "the images' files")
         return self.frame["path"].tolist()
 
     @cached_property
     def image_keys(self) -> list[str]:
-        """One text per image by which images are told apart, its path and the bounding box of rows that have one.
-
-        Raises:
-            InputError: The table has no paths.
+        """One text per image that tells it apart: its path, and its bounding box if it has one. InputError without
+        paths.
         """
         self._check_column("path", "the images' files")
         return image_keys(self.frame)
 
     @cached_property
     def classes(self) -> list[str] | list[int]:
-        """The names of the classes, sorted. The codes in :attr:`labels` are positions in this list.
-
-        Raises:
-            InputError: The table has no labels.
-        """
+        """The names of the classes, sorted, of which :attr:`labels` are the positions; an InputError without labels."""
         self._check_column("label", "the images' classes")
         return sorted(self.frame["label"].unique().tolist())
 
     @cached_property
     def labels(self) -> Integers:
-        """The class of each row as a code from 0 to C - 1, `[rows]`, in the order of :attr:`classes`.
-
-        Raises:
-            InputError: The table has no labels.
+        """The class of each row, `[rows]`, as a position from 0 to C - 1 in :attr:`classes`; an InputError without
+        labels.
         """
         self._check_column("label", "the images' classes")
         return self.codes("label")
 
     @cached_property
     def class_counts(self) -> Integers:
-        """The number of images of each class, `[C]`, in the order of :attr:`classes`.
-
-        Raises:
-            InputError: The table has no labels.
-        """
+        """The number of images of each of the :attr:`classes`, int64 `[C]`; an InputError without labels."""
         return np.bincount(self.labels, minlength=len(self.classes)).astype(np.int64)
 
     @cached_property
@@ -229,11 +212,7 @@ class Table:
         return [split for split in SPLITS if split in found]
 
     def codes(self, column: str) -> Integers:
-        """The values of a column as codes 0, 1, ... in sorted order, `[rows]`.
-
-        Raises:
-            InputError: The table does not have the column.
-        """
+        """The values of a column as codes 0, 1, ... in sorted order, `[rows]`; an InputError without the column."""
         self._check_column(column, "values to number")
         return pd.factorize(self.frame[column], sort=True)[0].astype(np.int64)
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.columns import BOX_COLUMNS, is_known_column, is_label_column
-from vicinal.utils.errors import InputError, unreadable
-from vicinal.utils.files import check_regular_file, write_bytes
+from vicinal.utils.errors import InputError
+from vicinal.utils.files import read_bytes, write_bytes
 
 TABLE_SUFFIX = ".table.csv"  # of the table beside embeddings; .csv may be a file of the user's own
 DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
@@ -81,7 +81,7 @@ def column_names(path: Path) -> list[str]:
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line where each row ends, and its cells. Empty lines are skipped."""
-    text = _content(path)
+    text = read_bytes(path)
     try:
         reader = csv.reader(StringIO(text.decode("utf-8-sig"), newline=""), strict=True)
         yield from ((reader.line_num, row) for row in reader if row)
@@ -91,14 +91,6 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     except csv.Error as error:
         reasons = [reason for start, reason in CSV_ERRORS.items() if str(error).startswith(start)]
         raise InputError(f"{path}, line {reader.line_num}: {reasons[0] if reasons else error}") from None
-
-
-def _content(path: Path) -> bytes:
-    check_regular_file(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from None
 
 
 def _convert_integers(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Files of PCA whitenings: three float64 arrays as .safetensors. Their content is not trusted."""
+"""Files of PCA whitenings and other float64 arrays, as .safetensors. Their content is not trusted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def write_whitening(path: str | Path, arrays: Mapping[str, Doubles]) -> None:
 def read_whitening(path: str | Path) -> dict[str, Doubles]:
     """Read what :func:`write_whitening` wrote; nothing is unpickled.
 
-    Returns:
-        `mean` [dim of the vectors], `components` [dim, dim of the vectors] and `explained_variance` [dim], float64.
+    The arrays are `mean` [dim of the vectors], `components` [dim, dim of the vectors] and `explained_variance` [dim].
     """
     arrays, _ = read_arrays(path, KIND, ARRAYS)
     variances, shape = arrays["explained_variance"], (len(arrays["explained_variance"]), len(arrays["mean"]))
@@ -45,13 +44,7 @@ def write_arrays(
 
 
 def read_arrays(path: str | Path, kind: str, axes: Mapping[str, int]) -> tuple[dict[str, Doubles], dict[str, str]]:
-    """Read what :func:`write_arrays` wrote: arrays of finite numbers, and metadata.
-
-    Args:
-        path: the file.
-        kind: its kind.
-        axes: the number of axes of each array.
-    """
+    """Read what :func:`write_arrays` wrote, with these numbers of axes: arrays of finite numbers, and metadata."""
     path = _checked_path(path, kind)
     check_regular_file(path)
     try:

@@ -151,7 +151,10 @@ def paired_differences(
         >>> paired_differences(evaluate(bad, table, [1]), evaluate(good, table, [1]), table).loc["recall@1"].tolist()
         [0.75, 0.5, 1.0, 0.5]
     """
-    _check_same_protocol(first, second)
+    if first.protocol != second.protocol:
+        raise InputError(
+            f"one evaluation is {first.protocol!r}, the other {second.protocol!r}; compare two of one protocol"
+        )
     names = [name for name in first.per_query if name in second.per_query]
     if not names:
         raise InputError("the two evaluations have no metric in common; evaluate both with the same metrics")
@@ -176,13 +179,6 @@ def common_metrics(*evaluations: Evaluation) -> list[str]:
     """The names of the metrics that all evaluations have, in the order of the first."""
     first, *others = evaluations
     return [name for name in first.metrics if all(name in other.metrics for other in others)]
-
-
-def _check_same_protocol(first: Evaluation, second: Evaluation) -> None:
-    if first.protocol != second.protocol:
-        raise InputError(
-            f"one evaluation is {first.protocol!r}, the other {second.protocol!r}; compare two of one protocol"
-        )
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation, before: Doubles, after: Doubles) -> None:

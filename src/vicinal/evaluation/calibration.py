@@ -8,21 +8,12 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
+from vicinal.evaluation import thresholds
 from vicinal.evaluation.bootstrap import bootstrap_bounds
 from vicinal.evaluation.clustering import cluster_threshold
 from vicinal.evaluation.open_set import OpenSetScores, identified, open_set_scores
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, UnitTotals
-from vicinal.evaluation.thresholds import (
-    check_rate,
-    effective_classes,
-    just_above,
-    num_allowed,
-    rate_bound,
-    rate_for_bound,
-    threshold_at,
-    threshold_interval,
-)
 from vicinal.retrieval.calibration import MAX_KNOTS, Calibration, Pooling, ScoreKind
 from vicinal.retrieval.scores import Array
 from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
@@ -79,14 +70,13 @@ def calibrate(
             than four classes, or too few for the bound; or single queries should be resampled.
 
     Example:
-        >>> import pandas as pd
         >>> rng, labels = np.random.default_rng(0), np.arange(40).repeat(5)
         >>> embeddings = rng.normal(size=(40, 16))[labels] + 0.3 * rng.normal(size=(200, 16))
         >>> calibration = calibrate(embeddings, Table(pd.DataFrame({"label": labels})))
         >>> calibration.accepts([0.5, 0.95]), calibration.probability([0.5, 0.95])
         (array([False,  True]), array([0., 1.]))
     """
-    check_rate("false_accept_rate", false_accept_rate)
+    thresholds.check_rate("false_accept_rate", false_accept_rate)
     if threshold_by not in ("rate", "bound"):
         raise InputError(f"threshold_by = {threshold_by!r} is unknown; use rate or bound")
     if not 0 <= unknown_fraction <= 1:
@@ -100,20 +90,22 @@ def calibrate(
             f"queries of {num_classes} classes are too few to calibrate with; use at least {MIN_CLASSES}, two of them "
             "with two images or more"
         )
-    classes, level, rate = effective_classes(scores.unknown_classes), resampling.confidence_level, false_accept_rate
+    classes = thresholds.effective_classes(scores.unknown_classes)
+    level, rate = resampling.confidence_level, false_accept_rate
     if threshold_by == "bound":
-        rate = rate_for_bound(false_accept_rate, classes, level)
+        rate = thresholds.rate_for_bound(false_accept_rate, classes, level)
     threshold = threshold_for(scores, rate, ood)
     held_out, missed = held_out_accepts(scores, rate), ~identified(scores, threshold)
     knots, probabilities = fit_probabilities(scores, unknown_fraction)
+    queries = query_gallery_rows(table)[0]
     return Calibration(
         score=score,
         threshold=threshold,
-        threshold_interval=threshold_interval(scores.unknown, scores.unknown_classes, rate, resampling),
+        threshold_interval=thresholds.threshold_interval(scores.unknown, scores.unknown_classes, rate, resampling),
         false_accept_rate=float(false_accept_rate),
         held_out_false_accept_rate=float(held_out.mean()),
         held_out_false_accept_rate_interval=rate_interval(held_out, scores.unknown_classes, resampling),
-        false_accept_rate_bound=rate_bound(rate, classes, level),
+        false_accept_rate_bound=thresholds.rate_bound(rate, classes, level),
         false_reject_rate=float(missed.mean()),
         false_reject_rate_interval=rate_interval(missed, scores.known_classes, resampling),
         scores=tuple(knots.tolist()),
@@ -125,26 +117,14 @@ def calibrate(
         num_gallery=scores.num_gallery,
         fingerprint=fingerprint,
         pooling=pooling,
-        cluster_threshold=_cluster_threshold(embeddings, table),
+        cluster_threshold=cluster_threshold(embeddings[queries], table.take(queries)),
     )
 
 
-def _cluster_threshold(embeddings: Array, table: Table) -> float | None:
-    """The threshold of clusters among the queries."""
-    rows = query_gallery_rows(table)[0]
-    return cluster_threshold(embeddings[rows], table.take(rows))
-
-
 def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:
-    """The lowest threshold at which at most this fraction of the unknown queries is accepted, and of the others.
-
-    Args:
-        scores: of queries of known and unknown classes.
-        rate: between 0 and 1.
-        ood: the scores of out-of-distribution queries.
-    """
-    threshold = threshold_at(scores.unknown, rate)
-    return threshold if ood is None else max(threshold, threshold_at(ood, rate))
+    """The lowest threshold at which at most this fraction of unknown queries is accepted, and of those in `ood`."""
+    threshold = thresholds.threshold_at(scores.unknown, rate)
+    return threshold if ood is None else max(threshold, thresholds.threshold_at(ood, rate))
 
 
 def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
@@ -152,31 +132,21 @@ def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
 
     Each class is left out in turn, from the queries and from the gallery: were it in the gallery, a similar class would
     have raised the threshold.
-
-    Args:
-        scores: of at least two classes.
-        rate: the false-accept rate that thresholds are chosen for.
     """
     order = np.argsort(-scores.unknown, kind="stable")
     accepted = np.empty(len(order), dtype=bool)
     for held_out in np.unique(scores.unknown_classes):
         is_own, is_match = scores.unknown_classes == held_out, scores.unknown_matches == held_out
-        allowed = num_allowed(int((~is_own).sum()), rate)
+        allowed = thresholds.num_allowed(int((~is_own).sum()), rate)
         # The best scores decide: as many as may be accepted, and those that fall when the class is left out.
         best = order[: allowed + 1 + int((is_own | is_match).sum())]
         others = np.where(is_match, scores.unknown_without_match, scores.unknown)[best][~is_own[best]]
-        accepted[is_own] = scores.unknown[is_own] >= just_above(np.sort(others)[::-1][allowed])
+        accepted[is_own] = scores.unknown[is_own] >= thresholds.just_above(np.sort(others)[::-1][allowed])
     return accepted
 
 
 def rate_interval(outcomes: Booleans, classes: Integers, resampling: Resampling) -> tuple[float, float]:
-    """Confidence interval of the fraction of outcomes that are true, from resampled classes.
-
-    Args:
-        outcomes: bool [n].
-        classes: int64 [n].
-        resampling: how often, and the confidence level.
-    """
+    """Confidence interval of the fraction of outcomes [n] that are true, from resampled classes [n]."""
     codes = np.unique(classes, return_inverse=True)[1]
     sums, counts = np.bincount(codes, weights=outcomes), np.bincount(codes)
     totals = UnitTotals(sums[:, None].astype(np.float64), counts[:, None].astype(np.float64))
@@ -222,9 +192,6 @@ def operating_points(
         by the threshold of the others; `false_reject_rate`; and, if these are given, `ood_accepted`.
 
     Example:
-        >>> import numpy as np
-        >>> from vicinal import Table
-        >>> from vicinal.evaluation import open_set_scores
         >>> rng, labels = np.random.default_rng(0), np.arange(40).repeat(5)
         >>> vectors = rng.normal(size=(40, 16))[labels] + 0.6 * rng.normal(size=(200, 16))
         >>> points = operating_points(open_set_scores(vectors, Table(pd.DataFrame({"label": labels}))))

@@ -164,11 +164,6 @@ def jackknife(classes: Integers, clusters: Integers, confidence_level: float) ->
 
     Resampled classes would be compared with copies of themselves. Intervals are those of Student's t (Tukey, "Bias and
     confidence in not-quite large samples", Ann. Math. Stat. 29, 1958), within the range of the metric.
-
-    Args:
-        classes: int64 [n].
-        clusters: int64 [n].
-        confidence_level: between 0 and 1.
     """
     from scipy.special import stdtrit
 

@@ -106,7 +106,7 @@ def open_set_scores(
     if table.has("group") and not has_own.any():
         own_row = own_gallery_rows(table, query_rows, gallery_rows)
         Relevance(labels[query_rows], labels[gallery_rows], own_row).check_any_positive(has_own)
-    known, unknown, without_match = _similarities(found) if score == "similarity" else _margins(found)
+    known, unknown, without_match = _scores(found, score)
     return OpenSetScores(
         known=known[has_own],
         is_right=(found.own > found.others[:, 0])[has_own],
@@ -135,16 +135,14 @@ def ood_scores(
     queries, gallery = UnitVectors(ood, "query"), UnitVectors(embeddings, "embedding", rows)
     labels = np.full(len(queries), table.labels.max() + 1)
     found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3, pooling=pooling)
-    return (_similarities(found) if score == "similarity" else _margins(found))[1]
+    return _scores(found, score)[1]
 
 
-def _similarities(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
-    first, second = found.others[:, 0], found.others[:, 1]
-    return found.best, first, second
-
-
-def _margins(found: ClassSimilarities) -> tuple[Floats, Floats, Floats]:
+def _scores(found: ClassSimilarities, score: ScoreKind) -> tuple[Floats, Floats, Floats]:
+    """The scores of queries as known ones, as unknown ones, and without the class of their best match too."""
     first, second, third = found.others.T
+    if score == "similarity":
+        return found.best, first, second
     third = np.maximum(third, LOWEST_SIMILARITY)  # where there are only two other classes
     return found.best - found.runner_up, first - second, second - third
 
@@ -236,12 +234,7 @@ def _check_known(scores: OpenSetScores) -> None:
 
 
 def auroc(positives: Floats, negatives: Floats) -> float:
-    """The probability that a positive scores higher than a negative, ties counting half (Mann-Whitney).
-
-    Args:
-        positives: float32 [p], at least one score.
-        negatives: float32 [n], at least one score.
-    """
+    """The probability that a positive scores higher than a negative, ties counting half (Mann-Whitney)."""
     ordered = np.sort(negatives)
     below = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")
     return float(below.sum(dtype=np.float64) / (2 * len(positives) * len(negatives)))

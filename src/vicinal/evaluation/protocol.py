@@ -74,7 +74,6 @@ def evaluate(
             that needs more neighbors than there are.
 
     Example:
-        >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> evaluate(embeddings, table, recall_at=[1], metrics=["MRR"]).metrics
@@ -117,7 +116,6 @@ def query_gallery_rows(table: Table) -> tuple[Integers, Integers]:
         InputError: the table has one of the columns `is_query` and `is_gallery` only, or no query or gallery image.
 
     Example:
-        >>> import pandas as pd
         >>> query_gallery_rows(Table(pd.DataFrame({"is_query": [True, False], "is_gallery": [True, True]})))
         (array([0]), array([0, 1]))
     """
@@ -140,7 +138,6 @@ def count_noisy_labels(table: Table) -> tuple[int, int]:
         InputError: as :func:`query_gallery_rows`.
 
     Example:
-        >>> import pandas as pd
         >>> count_noisy_labels(Table(pd.DataFrame({"label": ["a", "a", "b"], "noisy_label": [True, False, False]})))
         (1, 3)
     """
@@ -174,7 +171,6 @@ def coarse_columns(table: Table) -> list[str]:
     """The columns of coarse labels, from the finest to the coarsest: `coarse`, `coarse_2`, ...
 
     Example:
-        >>> import pandas as pd
         >>> coarse_columns(Table(pd.DataFrame({"label": [0], "coarse_10": [0], "coarse_2": [0], "coarse": [0]})))
         ['coarse', 'coarse_2', 'coarse_10']
     """
@@ -185,17 +181,7 @@ def coarse_columns(table: Table) -> list[str]:
 def coarse_relevances(
     table: Table, fine: Relevance, query_rows: Integers, gallery_rows: Integers
 ) -> dict[str, Relevance]:
-    """The relevance at each coarse level, in the rankings of the fine level.
-
-    Args:
-        table: with at least one column of coarse labels.
-        fine: the relevance of the labels themselves.
-        query_rows: int64 [q], the rows of the table that are queries.
-        gallery_rows: int64 [g], the rows of the table that are gallery images.
-
-    Returns:
-        Column -> relevance, from the finest to the coarsest.
-    """
+    """The relevance at each coarse level, from the finest to the coarsest, in the rankings of the fine level."""
     columns = coarse_columns(table)
     if not columns:
         available = ", ".join(table.frame.columns)
@@ -220,17 +206,9 @@ def score_queries(
     chunk_size: int | None = None,
     divided: bool = False,
 ) -> Evaluation:
-    """Compute every metric of every query at every level of labels.
+    """Compute every metric of every query at every level of labels, that of the labels (:data:`FINE`) first.
 
-    Args:
-        searched: the queries and the gallery.
-        levels: name -> relevance, that of the labels (:data:`FINE`) first.
-        metrics: name -> metric.
-        protocol: the name of the protocol.
-        query_indices: int64 [q], the row of each query in the evaluated table.
-        rerank: a method by which every ranking is re-ranked first.
-        chunk_size: number of queries per tile.
-        divided: whether the processes of `torch.distributed` divide the work.
+    `query_indices` are the rows of the queries in the evaluated table.
     """
     check_chunk_size(chunk_size)
     queries, gallery = searched.queries, searched.gallery
@@ -252,7 +230,9 @@ def score_queries(
     scores = {name: np.concatenate(blocks) for name, blocks in per_query.items()}
     first_positive_ranks = np.concatenate(first_ranks)
     levels[FINE].check_any_positive(first_positive_ranks > 0)
-    _check_coarse(scores)
+    for name, values in scores.items():
+        if np.isnan(values).all():
+            raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")
     return Evaluation.from_queries(
         scores,
         protocol=protocol,
@@ -263,12 +243,6 @@ def score_queries(
         stage="plain" if rerank is None else rerank.stage.replace("-", ""),
         method=None if rerank is None else repr(rerank),
     )
-
-
-def _check_coarse(scores: Mapping[str, Doubles]) -> None:
-    for name, values in scores.items():
-        if np.isnan(values).all():
-            raise InputError(f"{name}: no query has another image of its coarse label to find; give a coarser level")
 
 
 FAMILIES = {"i": "integers", "u": "integers", "b": "booleans", "U": "text", "S": "text"}  # by the kinds of numpy
@@ -323,7 +297,13 @@ def evaluate_arrays(
         groups = _common_codes(query_groups, gallery_groups, sizes, "groups", negative_is_none=True)
     elif query_groups is not None or gallery_groups is not None:
         raise InputError("query_groups and gallery_groups go together; give both or neither")
-    excluded = np.full(len(queries), -1) if exclude_self is None else _excluded_rows(exclude_self, sizes)
+    excluded = np.full(len(queries), -1)
+    if exclude_self is not None:
+        rows = _column(exclude_self, sizes[0], "exclude_self")
+        if rows.dtype.kind not in "iu":
+            raise InputError(f"exclude_self is of type {rows.dtype}; give the gallery row of each query, -1 for none")
+        excluded = rows.astype(np.int64)
+        check_exclude_self(excluded, sizes[1])
     relevance = Relevance(*labels, exclude_self=excluded, query_groups=groups[0], gallery_groups=groups[1])
     return score_queries(
         QueryGallery(queries, gallery, excluded, chunk_size),
@@ -334,14 +314,6 @@ def evaluate_arrays(
         rerank=rerank,
         chunk_size=chunk_size,
     )
-
-
-def _excluded_rows(exclude_self: npt.ArrayLike, sizes: tuple[int, int]) -> Integers:
-    rows = _column(exclude_self, sizes[0], "exclude_self")
-    if rows.dtype.kind not in "iu":
-        raise InputError(f"exclude_self is of type {rows.dtype}; give the gallery row of each query, -1 for none")
-    check_exclude_self(rows.astype(np.int64), sizes[1])
-    return rows.astype(np.int64)
 
 
 def _common_codes(

@@ -12,37 +12,22 @@ from vicinal.utils.errors import InputError
 
 
 class LabelPairs(NamedTuple):
-    """Some queries, each with all gallery rows that have its label, which are its pairs.
+    """Some queries, ordered by label, each with all gallery rows that have its label, which are its pairs."""
 
-    Attributes:
-        queries: int64 [some], ordered by label.
-        gallery: int64 [others], the gallery rows with their labels, label by label.
-        offsets: int64 [some], where the rows with the label of each query begin in `gallery`.
-        starts: int64 [some + 1], where the pairs of each query begin, if all are numbered one query after the other.
-    """
-
-    queries: Integers
-    gallery: Integers
-    offsets: Integers
-    starts: Integers
+    queries: Integers  # [some]
+    gallery: Integers  # [others], the gallery rows with their labels, label by label
+    offsets: Integers  # [some], where the rows with the label of each query begin in `gallery`
+    starts: Integers  # [some + 1], where the pairs of each query begin, numbered one query after the other
 
 
 class ExcludedPairs(NamedTuple):
-    """The exclusions from the rankings of queries: themselves, and positives of the same group.
+    """The exclusions from the rankings of queries: themselves, and positives of the same group."""
 
-    Attributes:
-        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none.
-        query_groups: int64 [q], -1 for no group.
-        gallery_groups: int64 [g].
-        query_labels: int64 [q], the labels that define the positives which groups exclude; -1 for no positives.
-        gallery_labels: int64 [g].
-    """
-
-    exclude_self: Integers
-    query_groups: Integers
-    gallery_groups: Integers
-    query_labels: Integers
-    gallery_labels: Integers
+    exclude_self: Integers  # [q], the gallery row that is the query itself, -1 for none
+    query_groups: Integers  # [q], -1 for no group
+    gallery_groups: Integers  # [g]
+    query_labels: Integers  # [q], of the positives which groups exclude; -1 for none
+    gallery_labels: Integers  # [g]
 
 
 class Relevance:
@@ -186,25 +171,13 @@ class Relevance:
 
 
 def class_group_codes(table: Table) -> Integers:
-    """Number the pairs of class and group, whose images do not find each other: int64 [rows], -1 without a group.
-
-    Example:
-        >>> import pandas as pd
-        >>> class_group_codes(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], "group": [7, -1, 7]})))
-        array([ 1, -1,  3])
-    """
+    """Number the pairs of class and group, whose images do not find each other: int64 [rows], -1 without a group."""
     groups = group_codes(table)
     return np.where(groups < 0, -1, table.labels * (groups.max(initial=0) + 1) + groups)
 
 
 def group_codes(table: Table) -> Integers:
-    """Number the groups of a table: int64 [rows], -1 for no group (a negative integer, or no column `group`).
-
-    Example:
-        >>> import pandas as pd
-        >>> group_codes(Table(pd.DataFrame({"group": [7, -1, 3]})))
-        array([ 2, -1,  1])
-    """
+    """Number the groups of a table: int64 [rows], -1 for no group (a negative integer, or no column `group`)."""
     if not table.has("group"):
         return np.full(len(table), -1)
     codes, groups = table.codes("group"), table.frame["group"].to_numpy()

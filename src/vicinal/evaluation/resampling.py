@@ -63,7 +63,6 @@ class Resampling:
 
 
 def check_confidence_level(confidence_level: float) -> None:
-    """Check that a confidence level is a number between 0 and 1."""
     if not (is_number(confidence_level) and 0 < confidence_level < 1):
         raise InputError(f"confidence_level = {confidence_level!r} is invalid; use one between 0 and 1, such as 0.95")
 
@@ -81,15 +80,10 @@ def count_query_classes(evaluation: Evaluation, table: Table) -> int:
 
 @dataclass(frozen=True)
 class UnitTotals:
-    """The scores of the units that are resampled, which are classes or queries.
+    """The scores of the units that are resampled, which are classes or queries."""
 
-    Attributes:
-        sums: float64 [units, metrics], the sum of the scores of each unit.
-        counts: float64 [units, metrics], the number of its queries that have a score.
-    """
-
-    sums: Doubles
-    counts: Doubles
+    sums: Doubles  # [units, metrics], of the scores of each unit
+    counts: Doubles  # [units, metrics], of its queries that have a score
 
     @property
     def means(self) -> Doubles:
@@ -99,14 +93,7 @@ class UnitTotals:
 
 
 def unit_totals(scores: Doubles, evaluation: Evaluation, table: Table | None, resample_by: ResampleBy) -> UnitTotals:
-    """Sum up the scores of each unit.
-
-    Args:
-        scores: float64 [queries, metrics], NaN for queries without a score.
-        evaluation: whose queries these are.
-        table: the evaluated table; it may be None when resampling queries.
-        resample_by: `classes` or `queries`.
-    """
+    """Sum up the scores, float64 [queries, metrics] with NaN for queries without, of each unit."""
     units = _units(evaluation, table, resample_by)
     is_scored = ~np.isnan(scores)
     sums, counts = _sum_by_unit(np.where(is_scored, scores, 0.0), units), _sum_by_unit(is_scored * 1.0, units)

@@ -215,16 +215,6 @@ def results_text(results: ResultsTable) -> str:
     return "\n\n".join([*_costs(results), *blocks])
 
 
-def headline(protocol: str, num_queries: int, num_gallery: int, num_without_positive: int, num_ties: int = 0) -> str:
-    """The protocol and the numbers of images of an evaluation, and reasons why its metrics may mislead."""
-    line = f"{protocol}: {num_queries:,} queries, {num_gallery:,} gallery images"
-    if num_without_positive:
-        line += f" ({num_without_positive:,} queries without a positive left out)"
-    if has_many_ties(num_ties, num_queries):
-        line += f" ({num_ties:,} positives tied with other images)"
-    return line
-
-
 def has_many_ties(num_ties: int, num_queries: int) -> bool:
     """Whether more positives are tied than happens by chance, with the precision of float32."""
     return 100 * num_ties > num_queries
@@ -274,9 +264,12 @@ def _head(results: ResultsTable, columns: dict[str, pd.DataFrame]) -> list[str]:
     if pd.isna(first.model):
         mean = f"{first.protocol}, mean of {first.num_repeats} runs ± standard deviation"
         return [mean, *methods, f"{intervals} of the mean in brackets"]
-    num_ties = first.num_ties if len(columns) == 1 else 0
-    sizes = first.num_queries, first.num_gallery, first.num_without_positive, num_ties
-    lines = [headline(first.protocol, *sizes), *methods]
+    head = f"{first.protocol}: {first.num_queries:,} queries, {first.num_gallery:,} gallery images"
+    if first.num_without_positive:
+        head += f" ({first.num_without_positive:,} queries without a positive left out)"
+    if len(columns) == 1 and has_many_ties(first.num_ties, first.num_queries):
+        head += f" ({first.num_ties:,} positives tied with other images)"
+    lines = [head, *methods]
     for name, each in columns.items() if len(columns) > 1 else []:
         first = _first_row(each)
         if has_many_ties(first.num_ties, first.num_queries):

@@ -163,11 +163,7 @@ Metric = Callable[[Integers], float]
 
 
 def trapezoidal_precision(positions: Integers) -> float:
-    """Average precision by trapezoids, as published.
-
-    Args:
-        positions: int64 [positives], counted from 0, ascending.
-    """
+    """Average precision by trapezoids, as published."""
     found = np.arange(len(positions))
     before = np.where(positions == 0, 1.0, found / np.maximum(positions, 1))
     after = (found + 1) / (positions + 1)
@@ -182,17 +178,11 @@ def precision_at_k(positions: Integers, k: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Ranking:
-    """The ranking of each query's gallery images.
+    """The ranking of each query's gallery images."""
 
-    Attributes:
-        positions: int64 [q, g], how many images rank before, distractors included.
-        scores: float32 [q, g].
-        is_tied: bool [q, g], whether a distractor has the same score.
-    """
-
-    positions: Integers
-    scores: Floats
-    is_tied: Booleans
+    positions: Integers  # [q, g], how many images rank before, distractors included
+    scores: Floats  # [q, g]
+    is_tied: Booleans  # [q, g], whether a distractor has the same score
 
 
 def _check(queries: UnitVectors, gallery: UnitVectors, ground_truth: GroundTruth, precision_at: Sequence[int]) -> None:

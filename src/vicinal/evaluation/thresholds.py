@@ -30,7 +30,6 @@ MIN_RATE = 1e-12  # at which no score is accepted
 
 
 def check_rate(name: str, rate: object) -> None:
-    """Check that a rate is a number between 0 and 1."""
     if not (is_number(rate) and 0 < rate < 1):
         raise InputError(f"{name} = {shown(rate)} is invalid; use one between 0 and 1, such as 0.01")
 
@@ -46,12 +45,7 @@ def num_allowed(num_scores: int, rate: float) -> int:
 
 
 def threshold_at(scores: Floats, rate: float) -> float:
-    """The lowest threshold at which at most the fraction `rate` of the scores is accepted.
-
-    Args:
-        scores: float32 [n], of pairs or queries that should be refused.
-        rate: between 0 and 1.
-    """
+    """The lowest threshold at which at most the fraction `rate` of the scores, which should be refused, is accepted."""
     check_rate("rate", rate)
     if not len(scores):
         raise InputError("a threshold needs at least one score that should be refused")
@@ -62,16 +56,9 @@ def threshold_at(scores: Floats, rate: float) -> float:
 def threshold_interval(
     scores: Floats, units: Integers, rate: float, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> tuple[float, float]:
-    """Bootstrap interval of :func:`threshold_at`, from resampled classes, with tails as wide as those of Student's t.
+    """Bootstrap interval of :func:`threshold_at`, with tails as wide as those of Student's t.
 
-    Args:
-        scores: float32 [n], of pairs or queries that should be refused.
-        units: int64 [n], the class of each, which is resampled with all its scores.
-        rate: between 0 and 1.
-        resampling: how often, and the confidence level.
-
-    Returns:
-        The lower and the upper bound.
+    Resampled are the `units`, the class of each score, with all their scores.
     """
     names, codes = np.unique(units, return_inverse=True)
     order = np.argsort(-scores, kind="stable")
@@ -94,13 +81,7 @@ def just_above(score: np.floating) -> float:
 
 
 def rate_bound(rate: float, num_classes: float, confidence_level: float = 0.95) -> float:
-    """The upper confidence bound of the rate of all classes, where the mean rate of some is `rate`.
-
-    Args:
-        rate: from 0 to 1.
-        num_classes: the number of independent classes, see :func:`effective_classes`.
-        confidence_level: between 0 and 1.
-    """
+    """The upper confidence bound of the rate of all classes, where the mean of :func:`effective_classes` is `rate`."""
     limit = _divergence_limit(num_classes, confidence_level)
     return _bisect(lambda bound: _divergence(rate, bound) <= limit, rate, 1.0)[1]
 
@@ -124,9 +105,6 @@ def classes_needed(bound: float, confidence_level: float = 0.95) -> int:
 
 def effective_classes(units: Integers) -> float:
     """The number of classes of equal size whose mean rate varies as much (Kish, "Survey sampling", 1965).
-
-    Args:
-        units: int64 [n], the class of each score.
 
     Example:
         >>> effective_classes(np.array([0, 0, 1, 1])), effective_classes(np.array([0, 0, 0, 1]))

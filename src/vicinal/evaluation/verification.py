@@ -107,18 +107,15 @@ def _tiles(embeddings: Array, table: Table) -> Callable[[], Tiles]:
                 scores = buffer.fill(vectors, gallery, start, stop)
                 exclusions.mask(scores, chunk, start)
                 if is_symmetric and start < chunk.stop:
-                    scores.masked_fill_(_is_earlier(chunk, start, stop).to(scores.device), -torch.inf)
+                    rows, columns = torch.arange(chunk.start, chunk.stop)[:, None], torch.arange(start, stop)
+                    is_seen = columns < rows  # with both exchanged
+                    scores.masked_fill_(is_seen.to(scores.device), -torch.inf)
                 values = scores.cpu().numpy()
                 counts = values > -np.inf
                 is_same = labels[chunk, None] == gallery_labels[None, start:stop]
                 yield values[counts], is_same[counts]
 
     return walk
-
-
-def _is_earlier(chunk: slice, start: int, stop: int) -> torch.Tensor:
-    """Whether the pair of row and column has been seen with both exchanged."""
-    return torch.arange(start, stop)[None, :] < torch.arange(chunk.start, chunk.stop)[:, None]
 
 
 def _keys(scores: Floats) -> Keys:
@@ -230,12 +227,15 @@ def evaluate_pairs(
         results.append((fold, accuracy, threshold, int(is_here.sum())))
     frame = pd.DataFrame(results, columns=["fold", "accuracy", "threshold", "num_pairs"])
     same, different = scores[is_same], scores[~is_same]
+    rates = pd.DataFrame({"false_accept_rate": list(false_accept_rates)})
+    rates["threshold"] = [threshold_at(different, rate) for rate in false_accept_rates]
+    rates["true_accept_rate"] = [float((same >= threshold).mean()) for threshold in rates["threshold"]]
     return PairsEvaluation(
         accuracy=float(frame["accuracy"].mean()),
         standard_error=float(frame["accuracy"].std(ddof=1) / np.sqrt(len(frame))),
         folds=frame,
         auroc=auroc(same, different),
-        rates=_rates(same, different, false_accept_rates),
+        rates=rates,
         num_same=len(same),
         num_different=len(different),
     )
@@ -258,11 +258,3 @@ def default_folds(is_same: Booleans) -> Integers:
         rows = np.flatnonzero(is_same == kind)
         folds[rows] = np.arange(len(rows)) * NUM_FOLDS // max(len(rows), 1)
     return folds
-
-
-def _rates(same: Floats, different: Floats, false_accept_rates: Sequence[float]) -> pd.DataFrame:
-    thresholds = [threshold_at(different, rate) for rate in false_accept_rates]
-    accepted = [float((same >= threshold).mean()) for threshold in thresholds]
-    return pd.DataFrame(
-        {"false_accept_rate": list(false_accept_rates), "threshold": thresholds, "true_accept_rate": accepted}
-    )

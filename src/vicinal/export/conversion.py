@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from vicinal.export.bias_correction import BiasCorrection
 from vicinal.export.graph import ExportGraph
 from vicinal.export.onnx_embedder import openvino_core, runtime_options
 from vicinal.utils.errors import InputError, import_extra, one_line
@@ -20,22 +21,15 @@ from vicinal.utils.errors import InputError, import_extra, one_line
 if TYPE_CHECKING:
     import onnx
 
+    from vicinal.utils.arrays import Doubles, Floats
+
 MAX_BYTES = 2**31 - 2**24
 """An ONNX file is one message of protobuf, which holds at most 2 GiB; a little of it is not weights."""
 EXAMPLES = 2  # with one image, torch would take its number for a constant
 
 
 def export_onnx(graph: ExportGraph, path: Path, fingerprint: str) -> None:
-    """Write a network as an ONNX model with float32 weights, whose batch size is free.
-
-    Args:
-        graph: The network.
-        path: The file, which is written.
-        fingerprint: Of the model; it is stored in the file.
-
-    Raises:
-        InputError: The network cannot be exported, or is too large for one file.
-    """
+    """Write a network as an ONNX model with float32 weights and a fingerprint, whose batch size is free."""
     tensors = [*graph.parameters(), *graph.buffers()]
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if num_bytes > MAX_BYTES:
@@ -116,11 +110,6 @@ def _forget_origin(model: onnx.ModelProto) -> None:
     del model.metadata_props[:], model.graph.metadata_props[:]
 
 
-if TYPE_CHECKING:
-    import onnx
-
-    from vicinal.utils.arrays import Floats
-
 FEW_WEIGHTS = 0.002
 """Layers with a smaller fraction of all weights stay in float32."""
 WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
@@ -130,9 +119,6 @@ def to_fp16(source: Path, path: Path) -> None:
     """Write an ONNX model with weights and values in half precision.
 
     Input and output stay as they are, and so do the normalization of the pixels and that of the vectors.
-
-    Raises:
-        InputError: onnxruntime cannot convert the model.
     """
     onnx = import_extra("onnx", "export", "fp16")
     import_extra("onnxruntime", "export", "fp16")
@@ -155,14 +141,6 @@ def to_int8(source: Path, path: Path, batches: Iterator[Floats]) -> None:
     the calibration images. Biases make up for the rounding of the weights (:class:`BiasCorrection`). Products of two
     activations, as in attention, the first convolution, depthwise ones and layers with less than 0.2 % of the weights
     stay in float32.
-
-    Args:
-        source: The model in float32.
-        path: The file, which is written.
-        batches: The calibration images, as the input of the model.
-
-    Raises:
-        InputError: onnxruntime cannot quantize the model.
     """
     onnx = import_extra("onnx", "export", "int8")
     import_extra("onnxruntime", "export", "int8")
@@ -240,13 +218,7 @@ def _without_weights(model: onnx.ModelProto) -> list[str]:
 
 
 class CalibrationReader:
-    """Hands the calibration images to onnxruntime, which calls :meth:`get_next` until it returns None.
-
-    Args:
-        name: Of the model's input.
-        batches: The images.
-        correction: Sees each batch too.
-    """
+    """Hands the calibration images to onnxruntime, which calls :meth:`get_next` until it returns None."""
 
     def __init__(self, name: str, batches: Iterator[Floats], correction: BiasCorrection) -> None:
         self.name, self.batches, self.correction = name, batches, correction
@@ -260,16 +232,102 @@ class CalibrationReader:
         return {self.name: batch}
 
 
-def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
-    """Convert a network to a model of OpenVINO with float32 weights, whose batch size is free.
+MEAN = "/mean"  # the end of the name of an output
 
-    Args:
-        graph: The network.
-        fingerprint: Of the model; it is stored in the result.
 
-    Raises:
-        InputError: The network cannot be converted.
+class BiasCorrection:
+    """Moves the biases of convolutions and linear layers, so that rounded weights leave the mean of each channel.
+
+    Values after a ReLU have a mean far from zero, so that the rounding errors of the weights of a channel add up to a
+    constant, which the bias takes back: with weights `W` rounded to `Q` and mean inputs `m`, it is `(Q - W) m`. See
+    Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, ICCV 2019.
     """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._onnx = import_extra("onnx", "export", "int8")
+        self._weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        uses = Counter(name for node in model.graph.node for name in node.input)
+        self._layers = {
+            node.name: node
+            for node in model.graph.node
+            if node.op_type in ("Conv", "Gemm")
+            and len(node.input) == 3
+            and all(name in self._weights and uses[name] == 1 for name in node.input[1:])
+        }
+        self._sums: dict[str, Any] = {}
+        self._num_images = 0
+        self._session = self._with_means(model)
+
+    def _with_means(self, model: onnx.ModelProto) -> Any:
+        """A session of the model whose outputs are the mean inputs of the layers, per channel."""
+        from onnxruntime import InferenceSession
+
+        copied, helper = self._onnx.ModelProto(), self._onnx.helper
+        copied.CopyFrom(model)
+        del copied.graph.output[:]
+        for name, node in {node.input[0]: node for node in self._layers.values()}.items():
+            ndim = len(self._weights[node.input[1]].dims)
+            axes = self._onnx.numpy_helper.from_array(np.array([0, *range(2, ndim)]), f"{name}{MEAN}/axes")
+            copied.graph.initializer.append(axes)
+            copied.graph.node.append(helper.make_node("ReduceMean", [name, axes.name], [f"{name}{MEAN}"], keepdims=0))
+            copied.graph.output.append(helper.make_tensor_value_info(f"{name}{MEAN}", 1, [None]))
+        if not self._layers:
+            return None
+        options = runtime_options("onnx", torch.get_num_threads())
+        return InferenceSession(copied.SerializeToString(), providers=["CPUExecutionProvider"], **options)
+
+    def observe(self, images: Floats) -> None:
+        """Take the means of the inputs of all layers for some images, the input of the model."""
+        if self._session is None:
+            return
+        names = [output.name for output in self._session.get_outputs()]
+        means = self._session.run(names, {self._session.get_inputs()[0].name: images})
+        for name, mean in zip(names, means, strict=True):
+            self._sums[name] = self._sums.get(name, 0.0) + len(images) * mean.astype(np.float64)
+        self._num_images += len(images)
+
+    def apply(self, path: Path) -> None:
+        """Correct the biases in the file of the quantized model, whose layers have the names of the float model's."""
+        model = self._onnx.load(str(path))
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        makers = {name: node for node in model.graph.node for name in node.output}
+        for node in model.graph.node:
+            layer = self._layers.get(node.name)
+            if layer is None or node.input[1] not in makers:  # other layers stay in float32
+                continue
+            rounded, _ = self._values(makers[node.input[1]], stored)
+            shift = self._shift(layer, rounded - self._onnx.numpy_helper.to_array(self._weights[layer.input[1]]))
+            bias, scale = self._values(makers[node.input[2]], stored)
+            tensor = stored[makers[node.input[2]].input[0]]
+            tensor.CopyFrom(
+                self._onnx.numpy_helper.from_array(np.rint((bias - shift) / scale).astype(np.int32), tensor.name)
+            )
+        self._onnx.save(model, str(path))
+
+    def _values(self, node: onnx.NodeProto, stored: dict[str, onnx.TensorProto]) -> tuple[Doubles, Doubles]:
+        """The values that a node reads from integers, and their scale."""
+        integers, scale, zero = (
+            self._onnx.numpy_helper.to_array(stored[name]).astype(np.float64) for name in node.input
+        )
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        shape = [-1 if number == axis % integers.ndim else 1 for number in range(integers.ndim)]
+        if scale.ndim:
+            scale, zero = scale.reshape(shape), zero.reshape(shape)
+        return (integers - zero) * scale, scale
+
+    def _shift(self, layer: onnx.NodeProto, error: Doubles) -> Doubles:
+        """How far errors of the weights move the mean output of a layer, per channel."""
+        options = {attribute.name: attribute.i for attribute in layer.attribute}
+        mean = self._sums[f"{layer.input[0]}{MEAN}"] / self._num_images
+        if layer.op_type == "Gemm":
+            return error @ mean if options.get("transB") else mean @ error
+        groups = options.get("group", 1)
+        by_group = error.sum(axis=tuple(range(2, error.ndim))).reshape(groups, -1, len(mean) // groups)
+        return np.einsum("goi,gi->go", by_group, mean.reshape(groups, -1)).reshape(-1)
+
+
+def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
+    """Convert a network to a model of OpenVINO with float32 weights and a fingerprint, whose batch size is free."""
     import openvino
 
     size, settings = graph.model.transform.size, graph.settings
@@ -283,16 +341,17 @@ def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
         except Exception as error:  # what torch, OpenVINO and the network's own code raise
             name = graph.model.config["backbone"]
             raise InputError(f"{name} cannot be exported ({one_line(error, 200)})") from error
-    return _with_fingerprint(model, fingerprint)
+    model.set_rt_info(fingerprint, "fingerprint")
+    return model
 
 
 def read_onnx(path: Path, fingerprint: str) -> Any:
-    """Read an ONNX model as a model of OpenVINO."""
-    return _with_fingerprint(openvino_core().read_model(str(path)), fingerprint)
+    model = openvino_core().read_model(str(path))
+    model.set_rt_info(fingerprint, "fingerprint")
+    return model
 
 
 def save_openvino(model: Any, path: Path, half: bool) -> None:
-    """Write a model of OpenVINO, with weights in half precision if `half`."""
     import openvino
 
     openvino.save_model(model, str(path), compress_to_fp16=half)
@@ -302,8 +361,3 @@ def openvino_function(model: Any) -> Callable[[Floats], Floats]:
     """The function of a model of OpenVINO, in float32."""
     compiled = openvino_core().compile_model(model, **runtime_options("openvino", torch.get_num_threads()))
     return lambda images: compiled([images])[0]
-
-
-def _with_fingerprint(model: Any, fingerprint: str) -> Any:
-    model.set_rt_info(fingerprint, "fingerprint")
-    return model

@@ -23,17 +23,13 @@ from vicinal.utils.files import DIGESTS, cache_folder, changed_file, replace_fol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vicinal.models.embedder import Embedder
     from vicinal.models.inputs import Images
     from vicinal.utils.arrays import Floats
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether a path is that of a file that `vicinal export` writes, by its ending.
-
-    Example:
-        >>> is_exported("model.onnx"), is_exported("run")
-        (True, False)
-    """
+    """Whether a path is that of a file that `vicinal export` writes, by its ending."""
     return Path(path).suffix in SUFFIXES.values()
 
 
@@ -136,9 +132,6 @@ class ExportedEmbedder:
             raise InputError(one_line(error)) from error
 
 
-if TYPE_CHECKING:
-    from vicinal.models.embedder import Embedder
-
 Engine = Literal["auto", "torch", "openvino", "onnx"]
 TOLERANCE = 1e-4
 """How much a component of a unit vector may differ from PyTorch's."""
@@ -159,22 +152,8 @@ def with_engine(
     kept in the folder `engines` of ~/.cache/vicinal (or of the environment variable VICINAL_DATA), by the fingerprint
     of the model, so that each is exported and compared once; one whose files have changed is exported again.
 
-    Args:
-        model: The model.
-        engine: The engine.
-        device: Where the model embeds.
-        num_images: How many images it will embed; None: many, by calls of unknown size.
-        obstacle: Why these images can be embedded by PyTorch only, if that is so.
-
-    Raises:
-        InputError: `engine` names an engine that cannot embed the images: it is not installed, the model cannot be
-            exported for it or gives other vectors, or the device is not a CPU.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> model = Embedder("test_resnet", dim=8, pretrained=False)
-        >>> with_engine(model, "torch", "cpu") is model
-        True
+    `num_images` says how many it will embed; None: many, by calls of unknown size. An obstacle says why these images
+    can be embedded by PyTorch only.
     """
     if obstacle is None and not device.startswith("cpu"):
         obstacle = f"the device is {device}, and other engines run on a CPU"
@@ -193,13 +172,7 @@ def with_engine(
 
 
 def engine_name(model: Embedder | ExportedEmbedder) -> str:
-    """The engine by which a model embeds, as vectors record it.
-
-    Example:
-        >>> from vicinal import Embedder
-        >>> engine_name(Embedder("test_resnet", dim=8, pretrained=False))
-        'torch'
-    """
+    """The engine by which a model embeds, as vectors record it."""
     if not isinstance(model, ExportedEmbedder):
         return "torch"
     return next(engine for engine, suffix in SUFFIXES.items() if suffix == model.engine.path.suffix)
@@ -245,12 +218,7 @@ def _file(folder: Path, engine: Format) -> Path:
 
 
 def _prepared(model: Embedder, engine: Format, folder: Path) -> Path:
-    """The file of the exported model, which is written if it is not there or damaged.
-
-    Raises:
-        InputError: The model cannot be exported, or gives other vectors; that is remembered.
-        OSError: The folder cannot be written.
-    """
+    """The file of the exported model, which is written if it is not there or damaged; a failure is remembered."""
     from vicinal.export.exporter import export_model  # loads torch's exporter
 
     path = _file(folder, engine)

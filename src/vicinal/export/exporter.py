@@ -217,7 +217,6 @@ def _compare(
     gallery: Floats | None,
     with_speed: bool,
 ) -> ParityReport:
-    """Compare the exported model with the embedder."""
     settings = graph.settings
     engine = open_exported(path, **runtime_options(settings.format, torch.get_num_threads()))
     if not np.isfinite(parity.check_shapes(graph, engine.infer, _sizes(graph))):
@@ -242,14 +241,13 @@ def _compare(
         "images of random pixels" if check is None else "check images",
         parity.Differences.of(before, after),
         parity.compare(before, after, check, settings.seed),
-        {BEFORE: _num_bytes(reference), AFTER: num_written},
+        {
+            BEFORE: sum(each.numel() * each.element_size() for each in reference.state_dict().values()),
+            AFTER: num_written,
+        },
         parity.speeds(
             {BEFORE: lambda: embed(tensors, progress=False), AFTER: lambda: engine.run(pixels)} if with_speed else {}
         ),
         parity.machine("openvino" if settings.format == "openvino" else "onnxruntime"),
         graph.refiner is not None,
     )
-
-
-def _num_bytes(model: Embedder) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())

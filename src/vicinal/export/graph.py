@@ -24,12 +24,7 @@ from vicinal.utils.errors import InputError
 
 
 class GalleryRefiner(nn.Module):
-    """Refines vectors by their nearest neighbors of a gallery, as :func:`vicinal.retrieval.refine` does.
-
-    Args:
-        refiner: The refiner.
-        gallery: float [g, dim]; it becomes part of the exported model.
-    """
+    """Refines vectors by their nearest neighbors of a gallery, as :func:`vicinal.retrieval.refine` does."""
 
     gallery: Tensor
 
@@ -52,13 +47,7 @@ class GalleryRefiner(nn.Module):
 
 
 class ExportGraph(nn.Module):
-    """The computation of an exported model.
-
-    Args:
-        model: Of :func:`exportable`.
-        settings: Which input it takes.
-        refiner: Refines the embeddings; None: they stay as they are.
-    """
+    """The computation of an exported model: a model of :func:`exportable`, and perhaps a refiner of its embeddings."""
 
     mean: Tensor
     std: Tensor
@@ -93,9 +82,6 @@ def exportable(model: Embedder, settings: ExportSettings) -> Embedder:
 
     timm builds some layers in another way for exports. Branches that only training needs (RepVGG, FastViT, MobileOne)
     are merged, and so are adapters.
-
-    Raises:
-        InputError: The backbone does not take images of that size, or of any size if that is asked for.
     """
     with torch.random.fork_rng(devices=[]), set_exportable(True):
         if model.config["backbone"].startswith(IMPORT):
@@ -111,11 +97,7 @@ def exportable(model: Embedder, settings: ExportSettings) -> Embedder:
 
 
 def resized_transform(model: Embedder, size: int | None) -> ImageTransform:
-    """The transform of a model with another size, and with the margin that is cropped away in proportion.
-
-    Raises:
-        InputError: The backbone takes images of one size only, or in other multiples.
-    """
+    """The transform of a model with another size, and with the margin that is cropped away in proportion."""
     transform, name = model.transform, model.config["backbone"]
     if size in (None, transform.size):
         return transform

@@ -125,7 +125,8 @@ class OnnxEmbedder:
             if isinstance(image, Image.Image):
                 cropped = self._crop(ImageOps.exif_transpose(image), image_size(image))
             else:
-                with Image.open(image, formats=[each for each in FORMATS if each in known_formats()]) as file:
+                Image.init()  # fills Image.OPEN
+                with Image.open(image, formats=[each for each in FORMATS if each in Image.OPEN]) as file:
                     cropped = self._crop(file, image_size(file))
         except Exception as error:  # decoders raise many types of errors on damaged files
             raise ValueError(f"{name}: cannot be read ({' '.join(str(error).split())})") from error
@@ -196,12 +197,6 @@ VALID: dict[str, Callable[[dict[str, Any], str], bool]] = {
     "std": are_numbers,
 }
 """What each value of a preprocessing file must be."""
-
-
-def known_formats() -> dict[str, Any]:
-    """The formats that this Pillow opens."""
-    Image.init()
-    return Image.OPEN
 
 
 def orientation(image: Image.Image) -> int:

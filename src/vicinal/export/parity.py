@@ -22,6 +22,10 @@ from vicinal.utils.errors import InputError, one_line
 
 METRICS = ("recall@1", "mAP@R")
 BEFORE, AFTER = "before", "after"
+REMEDIES = {
+    "fp16": "use fp32, or a larger tolerance",
+    "int8": "use --fp16 (half the size, nearly no loss), more or other calibration images, or a larger tolerance",
+}
 BATCHES = (1, 2, 5)
 SPEED_BATCH = 16
 SPEED_SECONDS = 1.0
@@ -116,7 +120,7 @@ class ParityReport:
             if settings.precision != "fp32" and loss > limit:
                 raise InputError(
                     f"the export in {settings.precision} loses {100 * loss:.2f} points of {metric}, more than the "
-                    f"tolerance {100 * limit:g}; nothing was written: {_remedy(settings)}"
+                    f"tolerance {100 * limit:g}; nothing was written: {REMEDIES[settings.precision]}"
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,9 +202,6 @@ def compare(before: Floats, after: Floats, table: Table | None, seed: int) -> Re
     """The metrics of vectors before and after an export; None without labels.
 
     Intervals are from resampled classes, or from queries if there is one class only.
-
-    Raises:
-        InputError: they cannot be evaluated.
     """
     if table is None or not table.has("label") or not np.isfinite(after).all():
         return None
@@ -212,11 +213,7 @@ def compare(before: Floats, after: Floats, table: Table | None, seed: int) -> Re
 
 
 def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: Sequence[tuple[int, int]]) -> float:
-    """The largest difference between a network and its export on random images, for several batch and image sizes.
-
-    Raises:
-        InputError: the export fails for one of them.
-    """
+    """The largest difference between a network and its export on random images, for several batch and image sizes."""
     largest = 0.0
     for height, width in sizes:
         for number in BATCHES:
@@ -238,9 +235,6 @@ def speeds(models: Mapping[str, Callable[[], Floats]]) -> dict[str, float]:
     """Images per second of several models, which take turns so that what else the machine does slows all of them.
 
     By the median of three calls at least, and of as many as the slowest makes in about a second, after a first one.
-
-    Args:
-        models: functions that embed the images, by the name of the model.
     """
     if not models:
         return {}
@@ -264,12 +258,6 @@ def machine(runtime: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "versions": versions,
     }
-
-
-def _remedy(settings: ExportSettings) -> str:
-    if settings.precision == "int8":
-        return "use --fp16 (half the size, nearly no loss), more or other calibration images, or a larger tolerance"
-    return "use fp32, or a larger tolerance"
 
 
 def _interval(row: Any, *columns: str) -> list[float]:

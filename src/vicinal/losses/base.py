@@ -82,7 +82,6 @@ class Loss(nn.Module, ABC):
             InputError: Shapes, types or the offset do not match.
 
         Example:
-            >>> import torch
             >>> from vicinal.losses import ContrastiveLoss
             >>> embeddings = torch.eye(3)
             >>> tags = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]])  # the first two have a tag in common
@@ -185,7 +184,6 @@ class WeightedSum(Loss):
 
     Example:
         >>> from vicinal.losses import MultiSimilarityLoss
-        >>> from vicinal.similarity import PairSource
         >>> loss = 0.5 * MultiSimilarityLoss() + 2 * MultiSimilarityLoss(miner=None)
         >>> list(loss.parts(PairSource.from_batch(torch.eye(4), torch.tensor([0, 0, 1, 1]))))
         ['MultiSimilarityLoss', 'MultiSimilarityLoss_2']
@@ -220,12 +218,13 @@ class WeightedSum(Loss):
         """The number of each loss that shares the similarities with another one, and its value."""
         if torch.compiler.is_compiling() or source.is_empty:  # the compiler merges equal products by itself
             return {}
-        passes = {i: cast(Loss, loss).tile_pass(source) for i, loss in enumerate(self.losses) if _has_one_part(loss)}
+        losses = {i: cast(Loss, loss) for i, loss in enumerate(self.losses)}
+        passes = {i: loss.tile_pass(source) for i, loss in losses.items() if type(loss).parts is Loss.parts}
         shared = {i: each for i, each in passes.items() if each is not None}
         if len(shared) < 2:
             return {}
         for i in shared:
-            cast(Loss, self.losses[i])._check_device(source.anchors.device)
+            losses[i]._check_device(source.anchors.device)
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
             values = values_of_passes(source, list(shared.values()))
             zero = zero_loss(source).detach()
@@ -234,10 +233,6 @@ class WeightedSum(Loss):
     def _anchor_values(self, source: PairSource) -> Tensor:
         terms = zip(self.losses, self.weights, strict=True)
         return torch.stack([weight * cast(Loss, loss)._anchor_values(source) for loss, weight in terms]).sum(dim=0)
-
-
-def _has_one_part(loss: nn.Module) -> bool:
-    return type(loss).parts is Loss.parts  # type: ignore[attr-defined]
 
 
 def loss_terms(loss: Loss) -> list[Loss]:

@@ -25,16 +25,7 @@ from vicinal.utils.errors import InputError
 
 
 def soft_histogram(similarity: Tensor, bins: int) -> Tensor:
-    """The histogram of each row, [rows, bins + 1]; differentiable once.
-
-    Args:
-        similarity: float [rows, columns], in [-1, 1], or -inf, which is not counted.
-        bins: number of intervals between nodes.
-
-    Example:
-        >>> soft_histogram(torch.tensor([[-1.0, 0.25, -float("inf")]]), bins=4)
-        tensor([[1.0000, 0.0000, 0.5000, 0.5000, 0.0000]])
-    """
+    """The histogram of each row, [rows, bins + 1], of numbers from -1 to 1, or -inf, which is not counted."""
     return _SoftHistogram.apply(similarity, bins)
 
 
@@ -64,12 +55,7 @@ def node_counts(similarity: Tensor, bins: int) -> Tensor:
 
 
 def slopes_at(similarity: Tensor, slopes: Tensor) -> Tensor:
-    """For each similarity the slope between the two nodes next to it, [rows, columns]; 0 for -inf.
-
-    Args:
-        similarity: float [rows, columns].
-        slopes: float [bins], for all rows, or [rows, bins].
-    """
+    """For each similarity the slope, of [bins] or [rows, bins], between the two nodes next to it; 0 for -inf."""
     columns = _floor(_position(similarity.detach(), slopes.shape[-1]))
     return F.pad(slopes, (2, 2)).expand(len(columns), -1).gather(1, columns)
 
@@ -152,11 +138,7 @@ MIN_COUNT = 1e-30
 
 
 class BinnedAPLoss(RankingLoss):
-    """The formula of FastAP and SoftBinAP.
-
-    Attributes:
-        bins: number of intervals between the nodes, from similarity -1 to 1.
-    """
+    """The formula of FastAP and SoftBinAP, with `bins` intervals between the nodes, from similarity -1 to 1."""
 
     bins: int
 
@@ -188,7 +170,6 @@ class FastAPLoss(BinnedAPLoss):
         bins: number of intervals between the nodes. The published code uses 10.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: bins is below 1.
@@ -221,7 +202,6 @@ class SoftBinAPLoss(BinnedAPLoss):
         nodes: number of nodes, the paper's M, at least 2.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: nodes is below 2.

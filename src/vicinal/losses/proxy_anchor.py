@@ -43,8 +43,6 @@ class ProxyAnchorLoss(CenterBasedLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ProxyAnchorLoss
         >>> loss = ProxyAnchorLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -132,22 +130,11 @@ class _ProxyAnchor(torch.autograd.Function):
 
 
 class _Pass:
-    """One pass over the centers in tiles, each compared with all samples.
+    """One pass over the centers in tiles, each compared with all samples, which computes `total` and `gradients`.
 
     Each of several processes computes the second term for some classes, times the number of processes, and the first
-    one for all: the mean over processes is then the loss.
-
-    Args:
-        loss: the loss.
-        labels: int [n].
-        anchors: float [n, d].
-        centers: float [c, d].
-        classes: those of this process.
-        grad_centers: whether the gradient includes that of the centers; None: no gradient is computed.
-
-    Attributes:
-        total: the loss.
-        gradients: with respect to anchors and centers; None unless computed.
+    one for all: the mean over processes is then the loss. `grad_centers`: whether the gradient includes that of the
+    centers; None: no gradient is computed.
     """
 
     def __init__(

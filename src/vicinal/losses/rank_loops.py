@@ -34,27 +34,16 @@ f32 = np.float32
 
 
 class Step(NamedTuple):
-    """The step function of a difference, see :func:`vicinal.losses.soft_ranks.count_above`.
+    """The step function of a difference, see :func:`vicinal.losses.soft_ranks.count_above`."""
 
-    Attributes:
-        is_exact: whether the temperature is 0.
-        is_linear: whether the function is linear from a difference on.
-        factor: the inverse of the temperature.
-        tolerance: difference up to which similarities are equal.
-        flushed: `a b` from which on the sigmoid is 0.
-        lowest: `a b` below which the function is linear.
-        linear_from: the difference of this `a b`.
-        slope: of the linear part.
-    """
-
-    is_exact: bool
-    is_linear: bool
-    factor: np.float32
-    tolerance: np.float32
-    flushed: np.float32
-    lowest: np.float32
-    linear_from: np.float32
-    slope: np.float32
+    is_exact: bool  # whether the temperature is 0
+    is_linear: bool  # whether the function is linear from a difference on
+    factor: np.float32  # the inverse of the temperature
+    tolerance: np.float32  # difference up to which similarities are equal
+    flushed: np.float32  # `a b` from which on the sigmoid is 0
+    lowest: np.float32  # `a b` below which the function is linear
+    linear_from: np.float32  # the difference of this `a b`
+    slope: np.float32  # of the linear part
 
 
 def count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:

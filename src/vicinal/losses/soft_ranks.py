@@ -22,30 +22,16 @@ from vicinal.utils.devices import uses_kernel
 def count_above(
     thresholds: Tensor, values: Tensor, temperature: float, linear_from: float = math.inf, slope: float = 0.0
 ) -> Tensor:
-    """For each threshold the sum over the values of its row of a step function of `value - threshold`.
+    """For each threshold the sum over the values of its row of a step function of `value - threshold`; 0 for padding.
 
     The step function is, differentiable once,
 
     - with temperature 0 the exact step, 1 from 0 on, without gradient: the number of values not below the threshold;
     - with a temperature the sigmoid of `difference / temperature`;
     - with `linear_from` too, an upper bound of the exact step: the sigmoid plus 0.5 from 0 on, and a straight line
-      from `linear_from` on.
+      from `linear_from` on, of this slope.
 
-    Args:
-        thresholds: float [rows, p], padded with +inf.
-        values: float [rows, q], padded with -inf.
-        temperature: not negative.
-        linear_from: difference from which on the function is linear.
-        slope: of the linear part.
-
-    Returns:
-        float [rows, p]; 0 for padding.
-
-    Example:
-        >>> count_above(torch.tensor([[0.5, math.inf]]), torch.tensor([[0.7, 0.5, 0.3, -math.inf]]), temperature=0)
-        tensor([[2., 0.]])
-        >>> count_above(torch.tensor([[0.5]]), torch.tensor([[0.7, 0.5, 0.3]]), temperature=0.01)
-        tensor([[1.5000]])
+    Thresholds are [rows, p], padded with +inf, and values [rows, q], padded with -inf.
     """
     return _count_above(thresholds, values, temperature, linear_from, slope)
 
@@ -59,12 +45,7 @@ def count_positives_above(rows: Rows, temperature: float) -> Tensor:
 
 
 def count_thresholds_above(thresholds: Tensor, values: Tensor) -> Tensor:
-    """For each value the exact number of thresholds above it, [rows, q]; without gradient.
-
-    Example:
-        >>> count_thresholds_above(torch.tensor([[0.5]]), torch.tensor([[0.7, 0.5, 0.3, -math.inf]]))
-        tensor([[0., 0., 1., 1.]])
-    """
+    """For each value the exact number of thresholds above it, [rows, q]; without gradient."""
     return _count_thresholds_above(thresholds, values)
 
 

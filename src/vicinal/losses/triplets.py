@@ -60,13 +60,11 @@ class TripletLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "pairs", the mean over all selected triplets; "violating", over those with a loss above 0, as in
             other libraries; "anchors", their sum divided by the number of anchors; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: margin is not finite, or triplets is neither "all" nor "semi-hard".
 
     Example:
-        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> TripletLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(0.0500)
@@ -209,7 +207,6 @@ class MarginLoss(RowLoss):
         miner: selects the pairs; the paper's distance-weighted sampling by default, None keeps all pairs.
         reduction: "violating", the authors' mean over pairs with a loss above 0; "pairs", over all pairs; "anchors",
             the sum divided by the number of anchors; "sum".
-        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: an argument is out of range, or a label is not in 0 ... num_classes - 1.
@@ -261,25 +258,21 @@ class MarginLoss(RowLoss):
 
     def _pair_values(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """The losses of positive and of negative pairs, and the regularisation term of each anchor."""
-        beta = self._beta(rows)
+        beta = self.beta.to(rows.positives.dtype)
+        if self.num_classes is None:
+            beta = beta.expand(len(rows.positives))[:, None]
+        else:
+            assert rows.labels is not None
+            beta = beta[rows.labels.long()][:, None]
         distances = euclidean_distance(rows.positives)
         positives = (self.margin + distances - beta).relu().masked_fill(rows.positives == math.inf, 0.0)
         negatives = (self.margin + beta - euclidean_distance(rows.negatives)).relu()
         return positives, negatives, self.nu * beta[:, 0] * self.contributes(rows)
 
-    def _beta(self, rows: Rows) -> Tensor:
-        beta = self.beta.to(rows.positives.dtype)
-        if self.num_classes is None:
-            return beta.expand(len(rows.positives))[:, None]
-        assert rows.labels is not None
-        return beta[rows.labels.long()][:, None]
-
     def value(self, source: PairSource) -> Tensor:
         if self.num_classes is not None:
-            self._check_classes(source.labels, self.num_classes)
+            labels = source.labels
+            if labels is None or labels.ndim != 1 or labels.is_floating_point():
+                raise InputError("MarginLoss: one beta per class needs one int label per embedding")
+            check_label_range("MarginLoss", labels, self.num_classes)
         return super().value(source)
-
-    def _check_classes(self, labels: Tensor | None, num_classes: int) -> None:
-        if labels is None or labels.ndim != 1 or labels.is_floating_point():
-            raise InputError("MarginLoss: one beta per class needs one int label per embedding")
-        check_label_range("MarginLoss", labels, num_classes)

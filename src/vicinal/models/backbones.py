@@ -23,25 +23,12 @@ FINE_TUNED = re.compile(r"_in\d+k")
 
 
 def timm_name(name: str) -> str:
-    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`.
-
-    Example:
-        >>> timm_name("vit_b16_clip_400m"), timm_name("resnet50")
-        ('vit_base_patch16_clip_quickgelu_224.openai', 'resnet50')
-    """
+    """The name in timm of a backbone, which differs for those of `INITIALIZATIONS`."""
     return INITIALIZATIONS[name].backbone if isinstance(name, str) and name in INITIALIZATIONS else name
 
 
 def weights_license(backbone: str) -> str | None:
-    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them.
-
-    Args:
-        backbone: A name, as for :func:`~vicinal.models.create_backbone`.
-
-    Example:
-        >>> weights_license("resnet50_in1k"), weights_license("vit_b16_diht")
-        ('bsd-3-clause', None)
-    """
+    """The license of a backbone's published weights, as timm or their package gives it; None if neither has them."""
     if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].url is not None:
         return None
     if backbone in INITIALIZATIONS and INITIALIZATIONS[backbone].package is not None:
@@ -54,10 +41,8 @@ def weights_license(backbone: str) -> str | None:
 def projection_dim(name: str, published: bool = False) -> int | None:
     """The dimension into which CLIP's projection maps the pooled features of a backbone; None if it has none.
 
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
-        published: Whether the weights are those published under that name, which may have been fine-tuned and then have
-            a classifier in place of the projection; else those of a file.
+    Weights that are `published` under that name may have been fine-tuned and then have a classifier in place of the
+    projection; others are those of a file.
     """
     architecture, _, tag = timm_name(name).partition(".")
     if published and not tag and not (name in INITIALIZATIONS and INITIALIZATIONS[name].url):
@@ -104,7 +89,6 @@ def _timm() -> Any:
 
 
 def has_class_token(backbone: nn.Module) -> bool:
-    """Whether a transformer has a class token."""
     registers = getattr(backbone, "num_reg_tokens", None) or 0
     return getattr(backbone, "cls_token", None) is not None or num_prefix_tokens(backbone) > registers
 
@@ -125,7 +109,6 @@ def num_features(backbone: Any, projection: bool = False) -> int:
 
 
 def takes_one_size(backbone: nn.Module) -> bool:
-    """Whether a backbone takes images of one size only."""
     cfg = getattr(backbone, "pretrained_cfg", None)
     is_fixed = isinstance(cfg, dict) and bool(cfg.get("fixed_input_size"))
     return bool(getattr(getattr(backbone, "patch_embed", None), "strict_img_size", is_fixed))
@@ -189,12 +172,7 @@ FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]
 
 
 def choose_frozen(frozen: FrozenBatchNorm, is_pretrained: bool) -> FrozenBatchNorm:
-    """The frozen parts of networks with pretrained or random weights.
-
-    Example:
-        >>> choose_frozen("auto", is_pretrained=True)
-        'statistics'
-    """
+    """The frozen parts of networks with pretrained or random weights."""
     if frozen not in ("none", "statistics", "all", "auto"):
         raise InputError(f"freeze_batch_norm is {shown(frozen)}; choose none, statistics, all or auto")
     if frozen != "auto":
@@ -224,14 +202,7 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
 
     The layers are those of timm's `group_matcher`, by which it decays learning rates: the stem, each block, and what
     comes after the blocks (an attention pooling, a projection), which counts as the classifier. The normalization after
-    the last block belongs to it.
-
-    Args:
-        backbone: A timm model, with or without classifier and adapters.
-        name: Its name, for messages.
-
-    Returns:
-        Name of the parameter -> depth: 0 after the blocks, 1 in the last block, the largest in the stem.
+    the last block belongs to it. The depth is 0 after the blocks, 1 in the last block, and largest in the stem.
     """
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
@@ -246,13 +217,8 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
     """The blocks of a timm model, which hold one of its layers each: all but the stem and the layers after them.
 
-    Lists of modules, which a network may go through without calling them, do not count. A network that does not
-    know its layers has no blocks.
-
-    Example:
-        >>> import timm
-        >>> [type(block).__name__ for block in blocks_of(timm.create_model("test_vit"))]
-        ['Block', 'Block', 'Block', 'Block', 'Block', 'Block']
+    Lists of modules, which a network may go through without calling them, do not count. A network that does not know
+    its layers has no blocks.
     """
     try:
         depths = layer_depths(backbone)

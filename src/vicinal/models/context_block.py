@@ -66,7 +66,6 @@ class BlockSettings:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of a block."""
         matrices = (4 * self.num_heads * self.head_width + 2 * self.mlp_width) * self.dim
         null = 0 if self.null_similarity is None else self.num_heads
         return matrices + self.learn_temperature + null + self.residual_gate
@@ -154,7 +153,6 @@ class MLP(nn.Module):
         self.hidden, self.output = nn.Parameter(_random_matrix(hidden, dim)), nn.Parameter(torch.zeros(dim, hidden))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[n, dim] -> [n, dim]."""
         scale = math.sqrt(embeddings.shape[1])  # at which the hidden units have variance 1
         return F.linear(F.gelu(F.linear(scale * embeddings, self.hidden)), self.output)
 

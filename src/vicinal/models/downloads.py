@@ -16,19 +16,13 @@ from vicinal.models.initialization_table import INITIALIZATIONS
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, import_extra, one_line
 
-TIMEOUT = 10
-"""Seconds in which a server must answer."""
+TIMEOUT = 10  # seconds in which a server must answer
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 """The files in which timm looks for the weights of a model on the Hugging Face Hub, the first first."""
 
 
 class DownloadError(InputError):
-    """Published weights could not be fetched.
-
-    Args:
-        problem: the weights, and the reason.
-        place: the place for a manual download.
-    """
+    """Published weights could not be fetched; `place` is that for a manual download."""
 
     def __init__(self, problem: str, place: str) -> None:
         super().__init__(f"{problem}; use pretrained=path/to/model.safetensors, pretrained=false, or {place}")
@@ -59,9 +53,6 @@ def announce_download(name: str) -> None:
 
     The server is asked once, since the Hub's client tries again for most of a minute and torch.hub waits without limit.
     Whatever it answers, the download itself is tried.
-
-    Args:
-        name: A backbone, as for :func:`~vicinal.models.create_backbone`.
     """
     url = published_url(name)
     if url is not None:
@@ -100,12 +91,7 @@ def _announce(what: str, size: int | None, folder: Path) -> None:
 
 
 def published_url(name: str) -> str | None:
-    """The address of a backbone's published weights; None if they are on the Hugging Face Hub, or nowhere.
-
-    Example:
-        >>> published_url("vit_b16_swag")
-        'https://dl.fbaipublicfiles.com/SWAG/vit_b16.torch'
-    """
+    """The address of a backbone's published weights; None if they are on the Hugging Face Hub, or nowhere."""
     if name in INITIALIZATIONS and INITIALIZATIONS[name].url:
         return INITIALIZATIONS[name].url
     cfg = get_pretrained_cfg(timm_name(name))

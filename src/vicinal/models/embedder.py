@@ -14,42 +14,11 @@ from torch import Tensor, nn
 from vicinal.data.batches.image_dataset import CPU_BATCH
 from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
-from vicinal.models.backbones import (
-    FrozenBatchNorm,
-    check_any_size,
-    check_patches,
-    choose_frozen,
-    freeze_statistics,
-    freeze_weights,
-    has_class_token,
-    memory_format,
-    num_features,
-    num_prefix_tokens,
-    timm_name,
-    to_channels_last,
-)
+from vicinal.models import backbones, execution, head
+from vicinal.models.backbones import FrozenBatchNorm
 from vicinal.models.downloads import is_downloaded
-from vicinal.models.execution import (
-    DTYPES,
-    Precision,
-    autocast_to,
-    check_device,
-    eval_mode,
-    unit_vectors,
-    used_precision,
-)
-from vicinal.models.head import (
-    ClassToken,
-    NormName,
-    PoolingName,
-    build_head,
-    build_pooling,
-    check_dim,
-    check_head,
-    set_to_whitening,
-    shortened,
-    to_feature_maps,
-)
+from vicinal.models.execution import DTYPES, Precision
+from vicinal.models.head import ClassToken, NormName, PoolingName
 from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
 from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
@@ -137,10 +106,10 @@ class Embedder(SavedModel):
         backbone_args: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_head(dim, norm, dropout, projector, hidden)
-        freeze_batch_norm = choose_frozen(freeze_batch_norm, is_pretrained=pretrained is not False)
+        head.check_head(dim, norm, dropout, projector, hidden)
+        freeze_batch_norm = backbones.choose_frozen(freeze_batch_norm, is_pretrained=pretrained is not False)
         self.config: dict[str, Any] = {
-            "backbone": timm_name(backbone),
+            "backbone": backbones.timm_name(backbone),
             "backbone_args": dict(backbone_args or {}),
             "pooling": pooling,
             "p": p,
@@ -155,20 +124,20 @@ class Embedder(SavedModel):
         self.normalize_in_training, self._normalizes = True, True
         self.features_in_training = False
         self.freeze_batch_norm = freeze_batch_norm
-        self.pooling = build_pooling(pooling, p, learned_p)
+        self.pooling = head.build_pooling(pooling, p, learned_p)
         self.transform = chosen_transform(transform, backbone)
         self.backbone = self._checked_backbone(backbone, pretrained)
-        self.memory_format = memory_format(self.backbone)
+        self.memory_format = backbones.memory_format(self.backbone)
         if self.memory_format == torch.channels_last:
-            to_channels_last(self.backbone)
+            backbones.to_channels_last(self.backbone)
         projection = pooling == "projection"
-        self.num_features = num_features(self.backbone, projection)
+        self.num_features = backbones.num_features(self.backbone, projection)
         self.dim = self.num_features if dim is None else dim
-        self.head = build_head(self.num_features, dim, norm, dropout, hidden)
+        self.head = head.build_head(self.num_features, dim, norm, dropout, hidden)
         if head_whitening is not None:
-            set_to_whitening(self.head[1], head_whitening)
+            head.set_to_whitening(self.head[1], head_whitening)
         self.projector = None if projector is None else nn.Linear(self.dim, projector)
-        freeze_weights(self.backbone, freeze_batch_norm)
+        backbones.freeze_weights(self.backbone, freeze_batch_norm)
         self.train()
 
     def _checked_backbone(self, name: str, pretrained: bool | str | Path) -> nn.Module:
@@ -186,10 +155,10 @@ class Embedder(SavedModel):
         arguments = self.config["backbone_args"]
         backbone = create_backbone(name, pretrained, channels, size, arguments, own_pooling, projection)
         if self.transform.longest is None:
-            check_patches(backbone, name, size)
+            backbones.check_patches(backbone, name, size)
         else:
-            check_any_size(backbone, name)
-        if isinstance(self.pooling, ClassToken) and not has_class_token(backbone):
+            backbones.check_any_size(backbone, name)
+        if isinstance(self.pooling, ClassToken) and not backbones.has_class_token(backbone):
             raise InputError(f"pooling 'token': {name} has no class token; choose avg, max, gem or avg+max")
         return backbone
 
@@ -208,7 +177,7 @@ class Embedder(SavedModel):
         features = self.pooled_features(images)
         vectors = self._project(features, with_projector=self.training)
         if self.normalize_in_training if self.training else self._normalizes:
-            vectors = unit_vectors(vectors, self.training)
+            vectors = execution.unit_vectors(vectors, self.training)
         if self.training and self.features_in_training:
             return torch.cat([vectors, features.to(vectors)], dim=1)
         return vectors
@@ -221,11 +190,11 @@ class Embedder(SavedModel):
             images = normalized(images, self.transform).to(next(self.parameters()).dtype)
         features = self.backbone(images.contiguous(memory_format=self.memory_format))
         if not isinstance(self.pooling, (ClassToken, nn.Identity)):
-            features = to_feature_maps(
+            features = head.to_feature_maps(
                 features,
                 self.num_features,
                 channels_last=getattr(self.backbone, "output_fmt", "NCHW") == "NHWC",
-                num_prefix_tokens=num_prefix_tokens(self.backbone),
+                num_prefix_tokens=backbones.num_prefix_tokens(self.backbone),
             )
         pooled: Tensor = self.pooling(features)
         if getattr(pooled, "shape", (0,))[1:] != (self.num_features,):
@@ -271,7 +240,7 @@ class Embedder(SavedModel):
         Beside that of `freeze_batch_norm` it is frozen where its weight is, by `requires_grad`.
         """
         super().train(mode)
-        freeze_statistics(self.backbone, self.freeze_batch_norm)
+        backbones.freeze_statistics(self.backbone, self.freeze_batch_norm)
         return self
 
     def __repr__(self) -> str:
@@ -337,10 +306,10 @@ class Embedder(SavedModel):
         if precision not in ("auto", *DTYPES):
             raise InputError(f"precision is {precision!r}; choose auto, {', '.join(DTYPES)}")
         if device is not None:
-            check_device(device)
+            execution.check_device(device)
             self.to(device)
         if dim is not None:
-            check_dim(dim, self.dim)
+            head.check_dim(dim, self.dim)
         with self.embedding_function(precision) as embed_batch:
             vectors = embed_images(
                 embed_batch,
@@ -354,8 +323,8 @@ class Embedder(SavedModel):
                 progress=progress,
                 in_threads=self.is_thread_safe,
             )
-        check_embeddings(vectors, used_precision(precision, self.device))
-        return shortened(vectors, dim)
+        check_embeddings(vectors, execution.used_precision(precision, self.device))
+        return head.shortened(vectors, dim)
 
     @contextmanager
     def embedding_function(self, precision: Precision = "auto") -> Iterator[Callable[[Tensor], Floats]]:
@@ -369,16 +338,18 @@ class Embedder(SavedModel):
             precision: As in :meth:`embed`.
         """
         weight = next(self.parameters())
-        used = used_precision(precision, weight.device)
+        used = execution.used_precision(precision, weight.device)
         is_whole = weight.device.type != "cpu" or is_sharded(self)  # processes gather shards equally often
 
         def embed_batch(images: Tensor) -> Floats:
             # Not in inference mode, in which sharded weights cannot be gathered.
-            with torch.no_grad(), autocast_to(used, weight.device):
+            with torch.no_grad(), execution.autocast_to(used, weight.device):
                 parts = torch.split(images, len(images) if is_whole else CPU_BATCH)
-                return torch.cat([self(_to_device_of(weight, part)).float().cpu() for part in parts]).numpy()
+                dtype = images.dtype if images.dtype == torch.uint8 else weight.dtype  # pixels are normalized there
+                inputs = (part.to(weight.device, dtype, non_blocking=True) for part in parts)
+                return torch.cat([self(each).float().cpu() for each in inputs]).numpy()
 
-        with eval_mode(self):
+        with execution.eval_mode(self):
             yield embed_batch
 
     @property
@@ -446,12 +417,6 @@ class Embedder(SavedModel):
 def is_sharded(model: nn.Module) -> bool:
     """Whether the weights of a model are divided among processes."""
     return hasattr(next(model.parameters()), "device_mesh")  # of a DTensor, whose import takes time
-
-
-def _to_device_of(weight: Tensor, images: Tensor) -> Tensor:
-    """Images on the device of a weight: in its type, or as pixels, which are normalized there."""
-    dtype = images.dtype if images.dtype == torch.uint8 else weight.dtype
-    return images.to(weight.device, dtype, non_blocking=True)
 
 
 def check_embeddings(vectors: Floats, precision: str, first_row: int = 0) -> None:

@@ -21,24 +21,17 @@ Precision = Literal["auto", "32", "bf16", "16"]
 UsedPrecision = Literal["32", "bf16", "16"]
 
 DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "16": torch.float16}
-MAX_TENSORS = 20_000
-"""More than any published network has."""
+MAX_TENSORS = 20_000  # more than any published network has
 MODULES_PER_TENSOR, MORE_MODULES = 20, 1_000
 """Networks have about two modules per tensor, since some modules, such as activations, have no weights."""
-MAX_BUFFER_BYTES = 10**9
-"""For buffers of networks with less weights, of which few megabytes are usual."""
+MAX_BUFFER_BYTES = 10**9  # for buffers of networks with less weights, of which few megabytes are usual
 
 
 @contextmanager
 def limited_build(what: str, max_tensors: int = MAX_TENSORS) -> Iterator[None]:
     """Bound the tensors and modules of networks built inside, best on the meta device.
 
-    Args:
-        what: the start of the message, such as the file that asks for the network.
-        max_tensors: the number of weights and buffers above which building is stopped.
-
-    Raises:
-        InputError: a bound is exceeded; raised where that happens, before the network is complete.
+    The error is raised where a bound is exceeded, before the network is complete; `what` is the start of its message.
     """
     thread, counts = threading.get_ident(), Counter[str]()
     limits = {"tensors": max_tensors, "modules": MODULES_PER_TENSOR * max_tensors + MORE_MODULES}
@@ -96,25 +89,12 @@ def gpu_has_bfloat16() -> bool:
 
 
 def autocast_to(precision: UsedPrecision, device: torch.device) -> torch.autocast:
-    """The context in which a network on a device computes in a precision.
-
-    Example:
-        >>> with autocast_to("bf16", torch.device("cpu")):
-        ...     torch.mm(torch.eye(2), torch.eye(2)).dtype
-        torch.bfloat16
-    """
+    """The context in which a network on a device computes in a precision."""
     return torch.autocast(device.type, dtype=DTYPES[precision], enabled=precision != "32")
 
 
 def check_device(device: object) -> None:
-    """Check that a device exists and can compute.
-
-    Example:
-        >>> check_device("cpu")
-        >>> check_device("meta")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: device meta holds no values; use a device that computes, such as cpu or cuda
-    """
+    """Check that a device exists and can compute."""
     given: Any = device
     try:
         torch.empty(1, device=given)

@@ -15,7 +15,7 @@ from vicinal.data.images.image_ops import normalized
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.models.backbones import check_patches, takes_one_size
 from vicinal.models.embedder import Embedder
-from vicinal.models.execution import check_device, eval_mode
+from vicinal.models.execution import eval_mode
 from vicinal.models.inputs import Images, image_batches
 from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.arrays import Floats
@@ -30,45 +30,24 @@ def patch_vectors(
     source: Images,
     size: int | None = None,
     layer: MapName = "previous",
-    batch_size: int = 64,
-    num_workers: int = 0,
-    device: str | torch.device | None = None,
     progress: bool = True,
 ) -> Iterator[tuple[Floats, tuple[int, int]]]:
     """Yield the patches of images, from a feature map of the backbone, a batch at a time.
 
-    Args:
-        model: An embedder whose backbone is a timm model with feature maps: a convolutional network, or a transformer,
-            whose patch tokens are the map.
-        source: The images, as in :meth:`Embedder.embed`.
-        size: Side of the square from the center of the image, in pixels; a larger one gives more patches. None: that of
-            the model's transform.
-        layer: Which map: the `last`, or the `previous` one. That of a convolutional network has four times as many
-            patches, with shorter vectors; that of a transformer is of the block before the last.
-        batch_size: Images per batch.
-        num_workers: Processes that read files.
-        device: The device to which the model is moved first; None: do not move it.
-        progress: Show a progress bar.
+    The backbone must be a timm model with feature maps: a convolutional network, or a transformer, whose patch tokens
+    are the map. The `previous` map of a convolutional network has four times as many patches as the `last` one, with
+    shorter vectors; that of a transformer is of the block before the last. `size` is the side of the square from the
+    center of the image, in pixels; a larger one gives more patches. None: that of the model's transform.
 
     Yields:
         float32 [b, rows * columns, channels], row by row, and the numbers of rows and columns of patches.
-
-    Raises:
-        InputError: the backbone has no feature maps or does not take images of this size, an argument is invalid, an
-            image cannot be read, or a feature is not finite.
-
-    Example:
-        >>> from PIL import Image
-        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=64))
-        >>> [(patches.shape, grid) for patches, grid in patch_vectors(model, [Image.new("RGB", (80, 60))])]
-        [((1, 16, 192), (4, 4))]
     """
     transform = patch_transform(model, size)
-    check_layer(model, layer)
-    if device is not None:
-        check_device(device)
-        model.to(device)
-    batches, total = image_batches(source, transform, batch_size, num_workers, device=model.device)
+    if layer not in get_args(MapName):
+        raise InputError(f"the layer of local features is {shown(layer)}; choose {' or '.join(get_args(MapName))}")
+    if not hasattr(model.backbone, "forward_intermediates"):
+        raise InputError(f"{model.config['backbone']} does not give its feature maps, so it has no local features")
+    batches, total = image_batches(source, transform, device=model.device)
     for images in track(batches, "local features", total=total, show=progress):
         parts = torch.split(images, CPU_BATCH if model.device.type == "cpu" else len(images))
         maps = torch.cat([_feature_map(model, normalized(part.to(model.device), transform), layer) for part in parts])
@@ -79,11 +58,7 @@ def patch_vectors(
 
 
 def patch_transform(model: Embedder, size: int | None = None) -> ImageTransform:
-    """The transform of images that are divided into patches: squares, also for a model that embeds whole images.
-
-    Raises:
-        InputError: the size is invalid, or the backbone does not take images of this size.
-    """
+    """The transform of images that are divided into patches: squares, also for a model that embeds whole images."""
     transform, name = model.transform, model.config["backbone"]
     side = transform.size if size is None else size
     if not is_integer(side) or side < 1:
@@ -96,14 +71,6 @@ def patch_transform(model: Embedder, size: int | None = None) -> ImageTransform:
     check_patches(model.backbone, name, side)
     resize = None if transform.resize is None else max(side, round(transform.resize * side / transform.size))
     return replace(transform, size=side, resize=resize, longest=None)
-
-
-def check_layer(model: Embedder, layer: str) -> None:
-    """Raise InputError if the layer is unknown, or the backbone has no feature maps."""
-    if layer not in get_args(MapName):
-        raise InputError(f"the layer of local features is {shown(layer)}; choose {' or '.join(get_args(MapName))}")
-    if not hasattr(model.backbone, "forward_intermediates"):
-        raise InputError(f"{model.config['backbone']} does not give its feature maps, so it has no local features")
 
 
 def _feature_map(model: Embedder, images: Tensor, layer: MapName) -> Tensor:

@@ -164,16 +164,9 @@ def build_pooling(name: PoolingName, p: float = 3.0, learned_p: bool = False) ->
 
 
 def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False, num_prefix_tokens: int = 0) -> Tensor:
-    """Convert the output of a backbone to feature maps; the patch tokens of transformers become a map of width 1.
+    """Convert features [n, C, H, W], [n, H, W, C] if `channels_last`, or tokens [n, L, C] to maps [n, C, H, W].
 
-    Args:
-        features: [n, C, H, W]; [n, H, W, C] if `channels_last`; or tokens [n, L, C].
-        channels: C.
-        channels_last: Whether the channels are the last dimension of feature maps.
-        num_prefix_tokens: The number of tokens before the patch tokens (class token, registers), which are removed.
-
-    Returns:
-        Maps [n, C, H, W]; for tokens [n, C, L - num_prefix_tokens, 1].
+    The patch tokens of transformers become a map of width 1, without the tokens before them (class token, registers).
     """
     maps = features
     if features.ndim == 3:
@@ -193,12 +186,7 @@ NormName = Literal["layer", "layer_affine", "l2", "none"]
 
 
 class L2Norm(nn.Module):
-    """Divides vectors by their L2 norm.
-
-    Example:
-        >>> L2Norm()(torch.tensor([[3.0, 4.0]]))
-        tensor([[0.6000, 0.8000]])
-    """
+    """Divides vectors by their L2 norm."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Vectors [n, d] -> vectors [n, d] of norm 1, in at least float32."""
@@ -221,33 +209,16 @@ def check_head(dim: int | None, norm: str, dropout: float, projector: int | None
 def build_head(
     num_features: int, dim: int | None, norm: NormName, dropout: float = 0.0, hidden: int | None = None
 ) -> nn.Sequential:
-    """Create the head: normalization, linear layer or MLP, dropout.
-
-    Args:
-        num_features: Number of channels of the pooled features.
-        dim: Width of the linear layer; None: there is no linear layer.
-        norm: ``layer``, ``layer_affine`` (with weight and bias), ``l2`` or ``none``.
-        dropout: Probability of dropout.
-        hidden: Width of a hidden layer with ReLU; None: there is none.
-
-    Example:
-        >>> build_head(96, 8, "none")(torch.zeros(2, 96)).shape
-        torch.Size([2, 8])
-    """
-    layers = nn.Identity() if dim is None else _build_layers(num_features, dim, hidden)
-    return nn.Sequential(_build_norm(norm, num_features), layers, nn.Dropout(dropout))
-
-
-def _build_layers(num_features: int, dim: int, hidden: int | None) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(num_features, dim)
-    return nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, dim))
-
-
-def _build_norm(norm: NormName, num_features: int) -> nn.Module:
+    """Create the head: normalization, linear layer (unless `dim` is None) or MLP with ReLU, dropout."""
+    normalization: nn.Module = L2Norm() if norm == "l2" else nn.Identity()
     if norm.startswith("layer"):
-        return nn.LayerNorm(num_features, elementwise_affine=norm == "layer_affine")
-    return L2Norm() if norm == "l2" else nn.Identity()
+        normalization = nn.LayerNorm(num_features, elementwise_affine=norm == "layer_affine")
+    layers: nn.Module = nn.Identity()
+    if dim is not None and hidden is not None:
+        layers = nn.Sequential(nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, dim))
+    elif dim is not None:
+        layers = nn.Linear(num_features, dim)
+    return nn.Sequential(normalization, layers, nn.Dropout(dropout))
 
 
 @torch.no_grad()
@@ -274,17 +245,13 @@ def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
 
 @torch.no_grad()
 def set_to_attenuated_whitening(linear: nn.Linear, features: Tensor) -> None:
-    """Set a linear layer to an attenuated whitening, ``(x - mean) @ components.T / variance ** (1 / 8)``.
+    """Set a linear layer to an attenuated whitening of its inputs, ``(x - mean) @ components.T / variance ** (1 / 8)``.
 
-    Whitening divides each principal component by its standard deviation, attenuated whitening by a root of that
-    (Tolias et al., "Learning and aggregating deep local descriptors for instance-level search", ECCV 2020). The fourth
-    root was no worse than the features themselves on any of four data sets, the square root was on one. A tenth of the
-    mean variance is added to each variance, because the small ones are estimated from few images. The rows of the
-    weight have norm 1 on average; those beyond the number of inputs are zero.
-
-    Args:
-        linear: The layer.
-        features: Inputs of the layer, [n, in_features].
+    Whitening divides each principal component by its standard deviation, attenuated whitening by a root of that (Tolias
+    et al., "Learning and aggregating deep local descriptors for instance-level search", ECCV 2020). The fourth root was
+    no worse than the features themselves on any of four data sets, the square root was on one. A tenth of the mean
+    variance is added to each variance, because the small ones are estimated from few images. The rows of the weight
+    have norm 1 on average; those beyond the number of inputs are zero.
     """
     mean = features.double().mean(dim=0)
     centered = features.double() - mean
@@ -298,15 +265,7 @@ def set_to_attenuated_whitening(linear: nn.Linear, features: Tensor) -> None:
 
 
 def shortened(vectors: Floats, dim: int | None) -> Floats:
-    """Return the first dimensions of embeddings, L2-normalized; a zero vector stays zero.
-
-    Args:
-        vectors: float32 [n, d].
-        dim: number of dimensions to keep; None: all, as they are.
-
-    Returns:
-        float32 [n, dim].
-    """
+    """Return the first dimensions of embeddings, L2-normalized; a zero vector stays zero. None: all, as they are."""
     if dim is None:
         return vectors
     check_dim(dim, vectors.shape[1])

@@ -44,12 +44,7 @@ GOOGLENET_LAYERS = (
 
 
 class InceptionNetwork(nn.Module):
-    """The interface of models of timm: features, pooling, classifier; subclasses define the features.
-
-    Args:
-        num_classes: Outputs of the classifier; 0: none.
-        global_pool: Name of a pooling in timm; empty: none, so that the outputs are feature maps.
-    """
+    """The interface of models of timm: features, pooling, classifier; subclasses define the features."""
 
     def __init__(self, num_classes: int = 1000, global_pool: str = "avg") -> None:
         super().__init__()
@@ -80,13 +75,7 @@ class ConvNormReLU(nn.Module):
 
 
 class InceptionBlock(nn.ModuleDict):
-    """Up to four branches, concatenated: 1 x 1, 3 x 3, two times 3 x 3, and pooling with a projection.
-
-    Args:
-        in_channels: Channels of the input.
-        widths: A row of `BLOCKS`.
-        max_pool: Take the maximum instead of the mean in the pooling before the projection.
-    """
+    """Up to four branches, concatenated: 1 x 1, 3 x 3, two times 3 x 3, and pooling with a projection; see `BLOCKS`."""
 
     def __init__(self, in_channels: int, widths: tuple[int, int, int, int, int, int], max_pool: bool = False) -> None:
         one, reduce, three, double_reduce, double, projection = widths
@@ -124,11 +113,6 @@ class BNInception(InceptionNetwork):
     """BN-Inception: GoogLeNet with batch normalization, and two 3 x 3 convolutions in place of each 5 x 5.
 
     Reference: Ioffe and Szegedy, "Batch Normalization", ICML 2015, Fig. 5.
-
-    Args:
-        num_classes: Outputs of the classifier; 0: none.
-        in_chans: Channels of the images.
-        global_pool: Name of a pooling in timm; empty: none.
     """
 
     def __init__(self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg") -> None:
@@ -155,11 +139,6 @@ class GoogLeNet(InceptionNetwork):
     """GoogLeNet (Inception v1) as torchvision has it: with batch normalization, and 3 x 3 in place of 5 x 5.
 
     Reference: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015.
-
-    Args:
-        num_classes: Outputs of the classifier; 0: none.
-        in_chans: Channels of the images.
-        global_pool: Name of a pooling in timm; empty: none.
     """
 
     def __init__(self, num_classes: int = 1000, in_chans: int = 3, global_pool: str = "avg") -> None:

@@ -91,6 +91,11 @@ def _efficientnet_lite(number: int, size: int, crop_pct: float) -> Initializatio
     )
 
 
+def _diht(network: str, backbone: str, digest: str) -> Initialization:
+    url = f"{META}/diht/diht_{network.lower().replace('-', '').replace('/', '')}_224px_{digest}.ckpt"
+    return Initialization(network, "DiHT", backbone, "gelu", CLIP, url=url)
+
+
 def _siglip(network: str, backbone: str, size: int, activation: Literal["gelu", "gelu_tanh"]) -> Initialization:
     return Initialization(network, "SigLIP 2", backbone, activation, HALF, "backbone", size)
 
@@ -121,29 +126,14 @@ INITIALIZATIONS = {
     "vit_b32_clip_2b": Initialization("ViT-B/32", "CLIP, LAION-2B", "vit_base_patch32_clip_224.laion2b", "gelu", CLIP),
     "vit_b16_clip_2b": Initialization("ViT-B/16", "CLIP, LAION-2B", "vit_base_patch16_clip_224.laion2b", "gelu", CLIP),
     "vit_l14_clip_2b": Initialization("ViT-L/14", "CLIP, LAION-2B", "vit_large_patch14_clip_224.laion2b", "gelu", HALF),
-    "vit_b32_diht": Initialization(
-        "ViT-B/32",
-        "DiHT",
-        "vit_base_patch32_clip_224",
-        "gelu",
-        CLIP,
-        url=f"{META}/diht/diht_vitb32_224px_0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058.ckpt",
+    "vit_b32_diht": _diht(
+        "ViT-B/32", "vit_base_patch32_clip_224", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058"
     ),
-    "vit_b16_diht": Initialization(
-        "ViT-B/16",
-        "DiHT",
-        "vit_base_patch16_clip_224",
-        "gelu",
-        CLIP,
-        url=f"{META}/diht/diht_vitb16_224px_d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0.ckpt",
+    "vit_b16_diht": _diht(
+        "ViT-B/16", "vit_base_patch16_clip_224", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0"
     ),
-    "vit_l14_diht": Initialization(
-        "ViT-L/14",
-        "DiHT",
-        "vit_large_patch14_clip_224",
-        "gelu",
-        CLIP,
-        url=f"{META}/diht/diht_vitl14_224px_eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8.ckpt",
+    "vit_l14_diht": _diht(
+        "ViT-L/14", "vit_large_patch14_clip_224", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8"
     ),
     "vit_b16_swag": Initialization(
         "ViT-B/16", "SWAG", "vit_base_patch16_224", "gelu", IMAGENET, url=f"{META}/SWAG/vit_b16.torch"

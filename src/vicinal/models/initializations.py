@@ -108,7 +108,9 @@ def create_backbone(
         arguments["global_pool"] = ""
     elif TOKEN_FOR_IMAGES in timm_name(name):
         arguments.setdefault("global_pool", "token")
-    published = _published_file(name) if pretrained is True else None
+    published: Path | str | None = None  # timm's own weights, or none
+    if pretrained is True and name in INITIALIZATIONS:
+        published = packaged_weights(name) or INITIALIZATIONS[name].url
     name = timm_name(name)
     if image_size is not None and get_pretrained_cfg(name).fixed_input_size:
         arguments.setdefault("img_size", image_size)
@@ -121,22 +123,7 @@ def create_backbone(
     return backbone
 
 
-def _published_file(name: str) -> Path | str | None:
-    """The installed file of a backbone's published weights, or its address; None if timm has them or none exist."""
-    if name not in INITIALIZATIONS:
-        return None
-    return packaged_weights(name) or INITIALIZATIONS[name].url
-
-
 def check_backbone_name(name: str) -> None:
-    """Check that a name is that of a backbone.
-
-    Example:
-        >>> check_backbone_name("resnet50")
-        >>> check_backbone_name("resnet5O")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: backbone: timm has no model 'resnet5O'; nearest: resnet50, resnet51q, resnet50t
-    """
     if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)?", name):
         raise InputError(f"backbone: {name!r} is not the name of a timm model, such as 'resnet50'")
     name = timm_name(name)
@@ -151,13 +138,7 @@ def check_backbone_name(name: str) -> None:
 
 
 def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
-    """Check that more arguments of a backbone are plain values, none of which makes timm read files or the network.
-
-    Example:
-        >>> check_backbone_args({"checkpoint_path": "weights.pth"})
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: backbone_args: 'checkpoint_path' cannot be set here; Vicinal sets it itself
-    """
+    """Check that a backbone's arguments are plain values, none of which makes timm read files or the network."""
     if not isinstance(backbone_args, Mapping):
         raise InputError(f"backbone_args is {type(backbone_args).__name__}; give a mapping such as {{depth: 3}}")
     check_plain_values("backbone_args", backbone_args)
@@ -191,12 +172,7 @@ def default_transform(name: str) -> ImageTransform:
 
 
 def chosen_transform(transform: object, name: str) -> ImageTransform:
-    """The transform that was given, or that of a backbone's weights; a mapping changes some of the latter's settings.
-
-    Example:
-        >>> chosen_transform({"size": 64}, "resnet50").size, chosen_transform(None, "resnet50").size
-        (64, 224)
-    """
+    """The transform that was given, or that of a backbone's weights; a mapping changes some of its settings."""
     if transform is None or isinstance(transform, Mapping):
         try:
             return replace(default_transform(name), **(transform or {}))
@@ -208,12 +184,7 @@ def chosen_transform(transform: object, name: str) -> ImageTransform:
 
 
 def embeds_patches(name: str) -> bool:
-    """Whether a backbone begins with an embedding of patches, as vision transformers do.
-
-    Example:
-        >>> [embeds_patches(name) for name in ("vit_small_patch14_dinov2.lvd142m", "vit_b16_swag", "resnet50")]
-        [True, True, False]
-    """
+    """Whether a backbone begins with an embedding of patches, as vision transformers do."""
     first = get_pretrained_cfg(timm_name(name)).first_conv
     return isinstance(first, str) and first.startswith("patch_embed")
 

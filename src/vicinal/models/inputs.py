@@ -44,20 +44,12 @@ def image_batches(
     on_error: Literal["raise", "skip"] = "raise",
     device: str | torch.device = "cpu",
 ) -> tuple[Iterable[Tensor], int]:
-    """Divide images of any kind into batches of tensors.
+    """Divide images of any kind into batches, [b, C, H, W], and return these with their number.
 
-    Args:
-        source: A table; an image dataset, whose cache is used; a list of paths or of PIL images; or transformed images
-            as one tensor [n, C, H, W] or a list of tensors [C, H, W].
-        transform: The transform, whose version for testing is applied to everything but tensors.
-        batch_size: Images per batch; whole images, which differ in size, are batches of one.
-        num_workers: Processes that read files.
-        on_error: Raise an error at a file that cannot be read, or skip it: at the end, an image dataset leaves it out.
-        device: Where the batches are needed; for a GPU, images are read into page-locked memory.
-
-    Returns:
-        The batches, [b, C, H, W], and their number: uint8 pixels, which the embedder normalizes on its device; of
-        transformed images, float.
+    The transform's version for testing is applied to everything but tensors, which are transformed already and float;
+    other batches are uint8 pixels, which the embedder normalizes on its device, read into page-locked memory for a GPU.
+    Whole images, which differ in size, are batches of one. With `on_error="skip"` an image dataset, whose cache is
+    used, leaves out at the end what cannot be read.
     """
     _check_counts(batch_size, num_workers)
     given: Any = source
@@ -87,23 +79,10 @@ def embed_images(
     progress: bool,
     in_threads: bool,
 ) -> Floats:
-    """Embed images of any kind by a function of batches.
+    """Embed images of any kind by a function of batches, float32 [n, dim], in the order of `source`.
 
-    Args:
-        embed_batch: Maps images or pixels [b, C, H, W] to float32 [b, dim].
-        source: As for :func:`image_batches`.
-        transform: As there.
-        dim: Dimension of the embeddings.
-        batch_size: Images per batch.
-        num_workers: Processes that read files.
-        on_error: As for :func:`image_batches`.
-        device: Where the function computes.
-        progress: Show a progress bar.
-        in_threads: Whether several threads may call the function, see
-            :func:`~vicinal.data.batches.image_dataset.map_pixels`.
-
-    Returns:
-        float32 [n, dim], in the order of `source`.
+    `in_threads`: whether several threads may call the function; see
+    :func:`~vicinal.data.batches.image_dataset.map_pixels`.
     """
     if not _is_read(source):
         batches, total = image_batches(source, transform, batch_size)

@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-IMPORT = "import:"
-"""Before the import path of a module of the user in the place of a backbone's name."""
+IMPORT = "import:"  # before the import path of a module of the user in the place of a backbone's name
 
 FOLDER = "path/to/this/folder"
 """The path in the examples on a card; the place of the model is not known when it is saved."""
@@ -100,34 +99,16 @@ vectors = {reader}(path).embed(["a.jpg", "b.jpg"])
 """
 
 
-def _made(config: Mapping[str, Any]) -> str:
-    dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
-    if config["recipe"]:
-        return TRAINED.format(dimensions=dimensions)
-    return UNTRAINED.format(dimensions=dimensions)
-
-
 def embedder_card(name: str, config: Mapping[str, Any]) -> str:
-    """The card of an embedder: Markdown with the front matter of the hub.
-
-    Args:
-        name: The name of the model.
-        config: The content of the model's `config.json`; the card shows its `metrics` and `recipe`.
-
-    Example:
-        >>> transform = {"size": 64, "longest": None, "channels": 1}
-        >>> card = embedder_card("digits", {"backbone": "test_resnet", "dim": 32, "pooling": "gem", "norm": "layer",
-        ...                                 "transform": transform, "metrics": {"recall@1": 0.9}, "recipe": {}})
-        >>> [line for line in card.splitlines() if "recall@1" in line]
-        ['    - type: recall@1', '| recall@1 | 0.9000 |']
-    """
+    """The card of an embedder, Markdown with the front matter of the hub, by the content of its `config.json`."""
     transform, imported = config["transform"], config["backbone"].removeprefix(IMPORT)
     is_imported = imported != config["backbone"]
+    dimensions = "" if config["dim"] is None else f" of {config['dim']} dimensions"
     text = EMBEDDER_TEXT.format(
         name=name,
         images=f"whole, at most {longest} px" if (longest := transform["longest"]) else f"{transform['size']} px",
         channels=transform["channels"],
-        made=_made(config),
+        made=(TRAINED if config["recipe"] else UNTRAINED).format(dimensions=dimensions),
         backbone=f"`{imported}`, code of its own" if is_imported else f"`{config['backbone']}` (timm)",
         data=_data_text(config["recipe"]),
         license=_license_text(config),
@@ -184,14 +165,7 @@ def _license(config: Mapping[str, Any]) -> str | None:
 
 
 def refiner_card(name: str, config: Mapping[str, Any]) -> str:
-    """The card of a context refiner, as :func:`embedder_card`.
-
-    Example:
-        >>> from vicinal.models import ContextRefiner
-        >>> card = refiner_card("birds", {**ContextRefiner(dim=512)._get_config(), "metrics": {}, "recipe": {}})
-        >>> [line for line in card.splitlines() if "parameters" in line]
-        ['| parameters | 8,388,632 |']
-    """
+    """The card of a context refiner, as :func:`embedder_card`."""
     from vicinal.models.context_block import BlockSettings  # needs torch
 
     block = BlockSettings(**{each.name: config[each.name] for each in fields(BlockSettings)})

@@ -28,23 +28,14 @@ COMMON_TYPES: dict[str, tuple[type, ...]] = {"recipe": (dict,), "metrics": (dict
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A kind of saved model.
+    """A kind of saved model."""
 
-    Args:
-        name: The value of `format` in the configuration.
-        noun: The kind of model in messages.
-        usage: How to use such a model, for messages where another kind was expected.
-        types: The types of each value of the configuration; messages name the first one.
-        limits: The largest absolute value of a number, also inside lists and mappings, for some keys.
-        card: A function that creates the model card from the name of the model and its configuration.
-    """
-
-    name: str
-    noun: str
-    usage: str
-    types: Mapping[str, tuple[type, ...]]
-    limits: Mapping[str, int]
-    card: Callable[[str, Mapping[str, Any]], str]
+    name: str  # the value of `format` in the configuration
+    noun: str  # the kind of model in messages
+    usage: str  # for messages where another kind was expected
+    types: Mapping[str, tuple[type, ...]]  # of the values of the configuration; messages name the first one
+    limits: Mapping[str, int]  # of absolute values of numbers, also inside lists and mappings
+    card: Callable[[str, Mapping[str, Any]], str]  # from the name of the model and its configuration
 
 
 EMBEDDER = ModelFormat(
@@ -114,14 +105,7 @@ MAX_CONFIG_BYTES = 10_000_000
 def write(
     folder: str | Path, model_format: ModelFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a model folder atomically; a saved model that was there is replaced.
-
-    Args:
-        folder: The folder; it must not exist, be empty, or hold a saved model of the same kind and nothing else.
-        model_format: The kind of model.
-        config: The configuration, JSON values with the keys of the format.
-        tensors: Weights and buffers by name.
-    """
+    """Write a model folder atomically; a saved model of the same kind that was there alone is replaced."""
     folder = Path(folder)
     _check_replaceable(folder, model_format)
     try:
@@ -203,19 +187,14 @@ def count_tensors(folder: Path) -> int:
 def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
     """Check that the weights of a saved model have exactly the expected names and shapes, and types of the same kind.
 
-    Only the header is read. Pickled weights are never opened.
-
-    Args:
-        folder: The folder of the model.
-        expected: The tensors that the configuration requires; meta tensors suffice.
+    Only the header is read. Pickled weights are never opened. Meta tensors suffice for what is expected.
     """
     path = folder / WEIGHTS
     with _open_weights(folder) as file:
         _check_names(path, set(file.keys()), expected)
         for name, tensor in expected.items():
             header = file.get_slice(name)
-            _check_shape(path, name, header.get_shape(), tensor)
-            _check_dtype(path, name, header.get_dtype(), tensor)
+            _check_tensor(f"{path}: {name}", tuple(header.get_shape()), header.get_dtype(), tensor)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -278,17 +257,14 @@ def _check_names(path: Path, names: set[str], expected: Mapping[str, Tensor]) ->
             raise InputError(f"{path}: {verb} tensor {min(different)}{more}; it does not go with {CONFIG}")
 
 
-def _check_shape(path: Path, name: str, shape: list[int], expected: Tensor) -> None:
-    if tuple(shape) != tuple(expected.shape):
-        raise InputError(f"{path}: {name} has shape {tuple(shape)}; {CONFIG} calls for {tuple(expected.shape)}")
-
-
-def _check_dtype(path: Path, name: str, dtype: str, expected: Tensor) -> None:
+def _check_tensor(name: str, shape: tuple[int, ...], dtype: str, expected: Tensor) -> None:
+    if shape != tuple(expected.shape):
+        raise InputError(f"{name} has shape {shape}; {CONFIG} calls for {tuple(expected.shape)}")
     is_float = dtype.startswith(("F", "BF"))
     if is_float != expected.is_floating_point():
-        raise InputError(f"{path}: {name} is of type {dtype}; {expected.dtype} is needed")
+        raise InputError(f"{name} is of type {dtype}; {expected.dtype} is needed")
     if is_float and dtype not in FLOAT_TYPES:
-        raise InputError(f"{path}: {name} is of type {dtype}, in which networks cannot compute")
+        raise InputError(f"{name} is of type {dtype}, in which networks cannot compute")
 
 
 def _check_replaceable(folder: Path, model_format: ModelFormat) -> None:

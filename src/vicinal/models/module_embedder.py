@@ -26,15 +26,7 @@ TOLERANCE = 0.01
 
 
 class ModuleEmbedder(Embedder):
-    """A module in place of backbone, pooling and head; :meth:`Embedder.from_module` creates it.
-
-    Args:
-        module: Maps images [n, C, H, W] to vectors [n, dim].
-        transform: The transform of the images.
-        dim: Dimension of the vectors.
-        path: Import path of the class or function that builds the module.
-        arguments: Its arguments.
-    """
+    """A module in place of backbone, pooling and head; :meth:`Embedder.from_module` creates it."""
 
     def __init__(
         self, module: nn.Module, transform: ImageTransform, dim: int, path: str, arguments: Mapping[str, Any]

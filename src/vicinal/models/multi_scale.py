@@ -89,24 +89,14 @@ def embed_multi_scale(
             model.embed(each, batch_size=len(each), precision=precision, device=device, progress=False)
             for each in scaled
         ]
-        parts.append(normalized_mean(vectors))
+        mean = np.mean(vectors, axis=0, dtype=np.float64)
+        lengths = np.linalg.norm(mean, axis=1, keepdims=True)  # 0 where the embeddings of an image cancel out
+        parts.append(np.divide(mean, lengths, out=np.zeros_like(mean), where=lengths > 0).astype(np.float32))
     return np.concatenate(parts)
 
 
-def normalized_mean(vectors: Sequence[Floats]) -> Floats:
-    """The mean of arrays of embeddings, with L2-normalized rows; a row stays zero if its embeddings cancel out."""
-    mean = np.mean(vectors, axis=0, dtype=np.float64)
-    lengths = np.linalg.norm(mean, axis=1, keepdims=True)
-    return np.divide(mean, lengths, out=np.zeros_like(mean), where=lengths > 0).astype(np.float32)
-
-
 def whole_image_transform(transform: ImageTransform, max_size: int) -> ImageTransform:
-    """The transform of whole images whose longer side is reduced to `max_size` pixels.
-
-    Example:
-        >>> whole_image_transform(ImageTransform(size=224), 1024).longest
-        1024
-    """
+    """The transform of whole images whose longer side is reduced to `max_size` pixels."""
     return replace(transform, longest=int(max_size), scale=None, ratio=None)
 
 

@@ -110,7 +110,10 @@ class ContextRefiner(SavedModel):
         for name, value in {"dim": dim, "depth": depth, "num_heads": num_heads, "neighbors": neighbors}.items():
             if value > REFINER.limits[name]:
                 raise InputError(f"ContextRefiner: {name} = {value} is too large; use at most {REFINER.limits[name]:,}")
-        self.min_similarity = _checked_similarity(min_similarity)
+        if min_similarity is not None and not (is_number(min_similarity) and -1 <= min_similarity < 1):
+            expected = "from -1 to below 1, or None"
+            raise InputError(f"ContextRefiner: min_similarity = {shown(min_similarity)} must be {expected}")
+        self.min_similarity = None if min_similarity is None else float(min_similarity)
         check_bool(self, learn_temperature=learn_temperature, residual_gate=residual_gate, tie_weights=tie_weights)
         # Python integers, since those of NumPy are not JSON values.
         self.block_settings = BlockSettings(
@@ -267,11 +270,3 @@ class ContextRefiner(SavedModel):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, depth={self.depth}, num_heads={self.num_heads}, neighbors={self.neighbors}"
-
-
-def _checked_similarity(value: float | None) -> float | None:
-    if value is None:
-        return None
-    if not is_number(value) or not -1 <= value < 1:
-        raise InputError(f"ContextRefiner: min_similarity = {shown(value)} must be from -1 to below 1, or None")
-    return float(value)

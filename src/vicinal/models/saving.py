@@ -213,14 +213,7 @@ def _common_dtype(weights: Mapping[str, Tensor], source: str = "") -> torch.dtyp
 def check_same_model(expected: str | None, given: str | None, owner: str, remedy: str) -> None:
     """Check that embeddings are of the expected model; a fingerprint of None means that the model is unknown.
 
-    Args:
-        expected: The fingerprint of the expected model.
-        given: The fingerprint of the model that computed the embeddings.
-        owner: The start of the message, such as "the index was built with".
-        remedy: What to do instead.
-
-    Raises:
-        InputError: Both models are known and differ.
+    The message begins with `owner`, such as "the index was built with", and ends with the remedy.
     """
     if None not in (expected, given) and expected != given:
         right, wrong = (one_line(str(each), 80) for each in (expected, given))
@@ -231,11 +224,7 @@ BESIDE = (".bin", ".preprocessing.json", ".parity.json", ".parity.md")
 
 
 def check_hub_name(name: str) -> None:
-    """Raise InputError if no model on the Hugging Face Hub can have a name.
-
-    Example:
-        >>> check_hub_name("me/birds")
-    """
+    """Raise InputError if no model on the Hugging Face Hub can have a name."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
@@ -247,18 +236,7 @@ def check_hub_name(name: str) -> None:
 
 
 def read_exported(path: str | Path, fingerprint: str) -> dict[str, Any]:
-    """Read what `vicinal export` wrote of a model.
-
-    Args:
-        path: The exported model.
-        fingerprint: Of the model that it must be of.
-
-    Returns:
-        The content of its parity report.
-
-    Raises:
-        InputError: A file is missing or damaged, or of another model.
-    """
+    """Read the parity report beside a model that `vicinal export` wrote, which must be of this fingerprint."""
     path = Path(path)
     report = path.with_suffix(".parity.json")
     for file in (path, path.with_suffix(".preprocessing.json"), report):
@@ -277,14 +255,7 @@ def read_exported(path: str | Path, fingerprint: str) -> dict[str, Any]:
 
 
 def add_exported(folder: Path, path: str | Path, report: Mapping[str, Any], name: str) -> None:
-    """Copy an exported model into the folder of a saved one, and describe it on the card.
-
-    Args:
-        folder: Of the saved model.
-        path: The exported model.
-        report: Of :func:`read_exported`.
-        name: Of the model on the Hugging Face Hub.
-    """
+    """Copy an exported model into the folder of a saved one, and describe it on the card under a name of the Hub."""
     path = Path(path)
     for file in (path, *(path.with_suffix(suffix) for suffix in BESIDE)):
         if file.is_file():

@@ -92,18 +92,11 @@ def load_weights(
 ) -> None:
     """Load weights as timm loads a download, but raise an error where timm only logs a warning.
 
-    The first convolution and position embeddings are adapted to the network; a classifier is ignored. Besides timm's
-    own names, those of many publishers are known: by timm, as for CLIP, DiHT and DINOv2; here, for the vision
-    transformers of SWAG and torchvision, and for the EfficientNets of efficientnet-pytorch. Of a checkpoint whose names
-    begin with ``module.``, ``model.`` or ``backbone.``, such as one of Lightning, the tensors of the network are taken.
-
-    Args:
-        backbone: The network, without classifier; the last layer of CLIP's image towers is the projection.
-        name: The name of the network in timm.
-        state: The weights by name, as :func:`read_weights` returns them.
-        channels: The number of channels of the network's images.
-        num_classes: The number of outputs of the network's last layer; 0: it has none, and that in `state` is ignored.
-        source: Where the weights come from, for messages.
+    The first convolution and position embeddings are adapted to the network; a classifier is ignored, but CLIP's image
+    towers have the projection as their last layer. Besides timm's own names, those of many publishers are known: by
+    timm, as for CLIP, DiHT and DINOv2; here, for the vision transformers of SWAG and torchvision, and for the
+    EfficientNets of efficientnet-pytorch. Of a checkpoint whose names begin with ``module.``, ``model.`` or
+    ``backbone.``, such as one of Lightning, the tensors of the network are taken.
     """
     missing: list[str] = []
     unexpected: list[str] = []
@@ -119,7 +112,8 @@ def load_weights(
     try:
         state = _without_prefix(_from_efficientnet_pytorch(_from_torchvision(state), backbone), backbone)
         cfg = dict(pretrained_cfg, state_dict=state, source="", custom_load=False)
-        if _has_channels(state, cfg.get("first_conv"), channels):  # timm assumes weights for its own, mostly 3
+        first = state.get(f"{cfg.get('first_conv')}.weight")
+        if isinstance(first, Tensor) and first.ndim == 4 and first.shape[1] == channels:  # timm assumes mostly 3
             cfg["input_size"] = (channels, *cfg["input_size"][1:])
         cfg["num_classes"] = num_classes or cfg["num_classes"]  # timm leaves out a last layer of another width
         load_pretrained(backbone, cfg, num_classes=num_classes, in_chans=channels, filter_fn=converter)
@@ -128,11 +122,6 @@ def load_weights(
     finally:
         hook.remove()
     _check_keys(missing, unexpected, f"pretrained: {source} does not fit {name}")
-
-
-def _has_channels(state: dict[str, Any], first_conv: object, channels: int) -> bool:
-    weight = state.get(f"{first_conv}.weight")
-    return isinstance(weight, Tensor) and weight.ndim == 4 and weight.shape[1] == channels
 
 
 def _from_torchvision(state: dict[str, Any]) -> dict[str, Any]:

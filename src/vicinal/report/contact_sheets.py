@@ -28,14 +28,7 @@ Item = Mapping[str, Any]
 
 
 def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, whose unit is the cell and whose y axis points down.
-
-    Args:
-        rows: of cells.
-        columns: of cells.
-        title: a line above them.
-        lines: of text below each row of cells.
-    """
+    """A figure with one pair of axes, whose unit is the cell and whose y axis points down."""
     width = columns * (IMAGE + GAP) + 2 * GAP
     top = -2.6 * LINE if title else -GAP
     bottom = rows * (IMAGE + lines * LINE + GAP)

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import scipy.linalg
 
-from vicinal.data.adapter_files import ARRAYS, MODELS, read_adapter, write_adapter
+from vicinal.data.whitening_files import read_arrays, write_arrays
 from vicinal.retrieval.scores import Array
 from vicinal.retrieval.whitening import as_matrix, double_blocks, unit_rows
 from vicinal.utils.arguments import is_number
@@ -18,6 +18,8 @@ from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
 
 Method = Literal["procrustes", "ridge"]
+ARRAYS = {"matrix": 2, "offset": 1}  # of its file, which is not trusted, each with its number of axes
+MODELS = ("source", "target")  # fingerprints of models, where they are known
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays does not give a single boolean
@@ -128,7 +130,7 @@ class LinearAdapter:
             OSError: the file cannot be written.
         """
         models = {name: value for name in MODELS if (value := getattr(self, name)) is not None}
-        write_adapter(path, {name: getattr(self, name) for name in ARRAYS}, models)
+        write_arrays(path, "adapter", {name: getattr(self, name) for name in ARRAYS}, models)
 
     @classmethod
     def load(cls, path: str | Path) -> LinearAdapter:
@@ -137,8 +139,11 @@ class LinearAdapter:
         Raises:
             InputError: the file does not exist, or is not a complete file of an adapter.
         """
-        arrays, models = read_adapter(path)
-        return cls(arrays["matrix"], arrays["offset"], models.get("source"), models.get("target"))
+        arrays, metadata = read_arrays(path, "adapter", ARRAYS)
+        matrix, offset = arrays["matrix"], arrays["offset"]
+        if matrix.shape[1:] != offset.shape or not matrix.size:
+            raise InputError(f"{path}: damaged: its tensors are not those of an adapter; learn it again")
+        return cls(matrix, offset, *map(metadata.get, MODELS))
 
 
 def _procrustes(x: Array, y: Array) -> tuple[Doubles, Doubles]:

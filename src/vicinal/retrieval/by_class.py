@@ -136,10 +136,7 @@ def _best_by_class(
 
 
 def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: Tensor | None) -> Tensor:
-    """The mean of the best scores with each class, or with norms their sum over these, float32 [queries, classes].
-
-    Excluded vectors have a score of minus infinity, and so have classes without any other.
-    """
+    """The mean of the best scores with each class, or with norms their sum over these, float32 [queries, classes]."""
     pooled = torch.full((len(scores), num_classes), -torch.inf, device=scores.device)
     order, counts = np.argsort(labels, kind="stable"), np.bincount(labels, minlength=num_classes)
     starts = np.cumsum(counts) - counts
@@ -171,13 +168,8 @@ def _divide_by_own_norms(
 ) -> None:
     """Divide the scores with the query's own class by the length of the sum that is left of it, in place.
 
-    Args:
-        pooled: float32 [queries, classes], divided by the lengths of whole sums.
-        scores: float32 [queries, gallery], minus infinity where a vector is excluded.
-        mine: int64 [queries, 1], the own classes.
-        norms: float32 [classes].
-        gallery: all vectors.
-        columns: int64 [gallery], their classes.
+    The scores, [queries, gallery], are minus infinity where a vector is excluded; `columns` are the classes of the
+    gallery.
     """
     excluded = scores == -torch.inf
     for row in excluded.any(dim=1).nonzero().flatten().tolist():

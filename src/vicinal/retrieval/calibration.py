@@ -141,8 +141,7 @@ class Calibration:
             >>> example_calibration().accepts([0.69, 0.7])
             array([False,  True])
         """
-        accepted: Booleans = np.asarray(scores, np.float64) >= self.threshold
-        return accepted
+        return np.asarray(scores, np.float64) >= self.threshold
 
     def check_model(self, fingerprint: str | None) -> None:
         """Refuse embeddings of another model, whose scores mean something else; None is an unknown model.
@@ -216,7 +215,7 @@ class Calibration:
         level = f"{100 * self.confidence_level:g} %"
         lines = [
             f"accept a best {_MATCHES[self.pooling]} of {self.score} {self.threshold:.4f} or higher "
-            f"({level} interval {_range(self.threshold_interval)})",
+            f"({level} interval {self.threshold_interval[0]:.4f} to {self.threshold_interval[1]:.4f})",
             f"false accepts, of queries of unknown classes: {_percent(self.false_accept_rate)} asked for, "
             f"{_percent(self.held_out_false_accept_rate)} {_percents(self.held_out_false_accept_rate_interval)} on "
             "classes held out",
@@ -256,7 +255,3 @@ def _percent(value: float) -> str:
 
 def _percents(interval: Interval) -> str:
     return f"[{100 * interval[0]:.2f}, {100 * interval[1]:.2f}]"
-
-
-def _range(interval: Interval) -> str:
-    return f"{interval[0]:.4f} to {interval[1]:.4f}"

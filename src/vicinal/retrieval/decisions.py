@@ -11,7 +11,7 @@ import numpy as np
 from vicinal.data.table import Table
 from vicinal.retrieval.calibration import LOWEST_SIMILARITY, Calibration
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.search import Decision, Record, SearchResult, search_images
+from vicinal.retrieval.search import Decision, SearchResult, search_images
 from vicinal.utils.arguments import is_number, shown
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
@@ -141,11 +141,7 @@ def _decide(
     votes = [match for match, is_accepted in zip(result.matches, accepted, strict=True) if is_accepted]
     best = float(scores[0]) if len(scores) else None
     probability = None if calibration is None or best is None else float(calibration.probability(best))
-    decision = Decision(bool(votes), _vote(votes), best, probability)
+    labels = [match["label"] for match in votes if "label" in match]
+    label = max(dict.fromkeys(labels), key=labels.count, default=None)  # of equally frequent ones, of the best match
+    decision = Decision(bool(votes), label, best, probability)
     return replace(result, matches=votes if has_minimum else result.matches, decision=decision)
-
-
-def _vote(matches: Sequence[Record]) -> Any:
-    """The most frequent label; of several, the one of the best match."""
-    labels = [match["label"] for match in matches if "label" in match]
-    return max(dict.fromkeys(labels), key=labels.count, default=None)

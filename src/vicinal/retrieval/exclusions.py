@@ -13,23 +13,7 @@ from vicinal.utils.errors import InputError
 class Exclusions:
     """The gallery vectors that are excluded from each query's results.
 
-    Args:
-        num_queries: number of queries.
-        num_gallery: number of gallery vectors.
-        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none; None means none at all.
-        query_groups: int64 [q], given together with `gallery_groups`; -1 means no group.
-        gallery_groups: int64 [g].
-
-    Attributes:
-        exclude_self: int64 [q], -1 where it was not given.
-        has_groups: whether there are groups.
-
-    Raises:
-        InputError: an array has the wrong length, or `exclude_self` names a row beyond the gallery.
-
-    Example:
-        >>> Exclusions(2, 3, exclude_self=np.array([0, -1])).allows(np.array([0, 0, 1]), np.array([0, 1, 0]))
-        array([False,  True,  True])
+    `exclude_self`, int64 [q], is the gallery row that is the query itself, -1 for none; a group of -1 is no group.
     """
 
     def __init__(
@@ -88,13 +72,7 @@ class Exclusions:
         return allowed & ((groups != self._gallery_groups[rows]) | (groups < 0))
 
     def mask(self, scores: Tensor, queries: slice, start: int) -> None:
-        """Set the scores of excluded gallery vectors to minus infinity, in place.
-
-        Args:
-            scores: float32 [queries, columns], whose columns are gallery rows from `start` on.
-            queries: the queries of the rows.
-            start: the gallery row of the first column.
-        """
+        """Set scores [queries, columns] of excluded gallery rows, from `start` on, to minus infinity, in place."""
         own_rows = self.exclude_self[queries]
         if (own_rows >= 0).any():
             columns = torch.from_numpy(own_rows) - start

@@ -30,8 +30,7 @@ def average_linkage(unit: Floats) -> Doubles:
     if len(unit) < 2:
         return np.empty((0, 4))
     distances = [1.0 - unit[row + 1 :] @ unit[row] for row in range(len(unit) - 1)]
-    merges: Doubles = linkage(np.maximum(np.concatenate(distances), 0).astype(np.float64), "average")
-    return merges
+    return linkage(np.maximum(np.concatenate(distances), 0).astype(np.float64), "average")
 
 
 def cluster_photos(unit: Floats, min_similarity: float) -> Integers:

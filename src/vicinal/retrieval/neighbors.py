@@ -28,16 +28,10 @@ MAX_PAIRS = 2**24  # re-ranking takes up to 60 bytes per pair, and promises to t
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of vectors with their similarities.
+    """Pairs of vectors with their similarities."""
 
-    Attributes:
-        first: int64 [pairs], the query of each pair.
-        second: int64 [pairs], its gallery row.
-        scores: float32 [pairs], cosine similarities.
-    """
-
-    first: Integers
-    second: Integers
+    first: Integers  # the query of each pair
+    second: Integers  # its gallery row
     scores: Floats
 
 
@@ -74,11 +68,6 @@ def similar_pairs(vectors: UnitVectors, threshold: float) -> Iterator[Pairs]:
 
     The pairs come block by block, so that memory is bounded however many there are: the scores of a block take 64 MB,
     its pairs at most 1.2 GB, if all vectors are alike.
-
-    Example:
-        >>> vectors = UnitVectors(np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "vector")
-        >>> [(pairs.first, pairs.second) for pairs in similar_pairs(vectors, 0.7)]
-        [(array([0]), array([1]))]
     """
     thresholds = np.full(len(vectors), threshold, dtype=np.float32)
     for pairs in _blocks(vectors, vectors, thresholds, is_symmetric=True):
@@ -184,16 +173,7 @@ def top_k(
 def nearest(
     queries: UnitVectors, gallery: UnitVectors, k: int, exclusions: Exclusions, chunk_size: int | None = None
 ) -> Neighbors:
-    """Find the `k` nearest neighbors as :func:`top_k` does, of vectors that are unit vectors already.
-
-    Raises:
-        InputError: the dimensions differ, or `k` is larger than the rest of the gallery.
-
-    Example:
-        >>> vectors = UnitVectors(np.eye(3), "vector")
-        >>> nearest(vectors, vectors, 1, Exclusions(3, 3, exclude_self=np.arange(3))).ids.ravel()
-        array([1, 0, 0])
-    """
+    """Find the `k` nearest neighbors as :func:`top_k` does, of vectors that are unit vectors already."""
     check_same_dim(queries, gallery)
     exclusions.check_enough(k)
     rows = chunk_size or rows_within_budget(len(gallery), MIN_ROWS, MAX_ROWS, queries.device)
@@ -237,10 +217,8 @@ class _RunningTopK:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest scores of each row, descending, and their columns; equal scores by ascending column.
-
-    `torch.topk` does not define an order of equal values.
-    """
+    """The k largest scores of each row, descending, and their columns; equal scores by ascending column."""
+    # torch.topk does not define an order of equal values
     values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
     cut = (values[:, k - 1 : k] == values[:, k:]).any(dim=1).nonzero().flatten()
     if len(cut):  # equal scores on both sides of the cut: choose those of the lowest columns

@@ -137,23 +137,13 @@ def _scaled(vectors: Tensor) -> Tensor:
 
 
 class ScoreBuffer:
-    """A reused buffer for the scores of up to `rows` queries with up to `columns` gallery vectors.
-
-    Example:
-        >>> vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
-        >>> ScoreBuffer(2, 3, torch.device("cpu")).fill(vectors.block(1, 3), vectors, 0, 3)
-        tensor([[0., 1., 0.],
-                [0., 0., 1.]])
-    """
+    """A reused buffer for the scores of up to `rows` queries with up to `columns` gallery vectors."""
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         self._buffer = torch.empty(round_up(rows, TILE_ROWS), round_up(columns, TILE_COLUMNS), device=device)
 
     def fill(self, queries: Tensor, gallery: UnitVectors, start: int, stop: int) -> Tensor:
-        """Return scores with gallery rows `start` to `stop`, float32 [queries, stop - start].
-
-        The result is valid until the next call.
-        """
+        """Scores with gallery rows `start` to `stop`, float32 [queries, stop - start], valid until the next call."""
         padded = _pad(queries, TILE_ROWS)
         for first in range(start, stop, BLOCK_ROWS):
             block = _pad(gallery.block(first, min(first + BLOCK_ROWS, stop)), TILE_COLUMNS)
@@ -162,32 +152,16 @@ class ScoreBuffer:
         return self._buffer[: len(queries), : stop - start]
 
     def product(self, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Return scores of two blocks of unit vectors, float32 [queries, gallery], bit for bit those of :meth:`fill`.
-
-        It serves callers that need a block of the gallery more than once, or single rows of it. The result is valid
-        until the next call.
-        """
+        """Scores of two blocks of unit vectors, float32 [queries, gallery], bit for bit those of :meth:`fill`."""
         left, right = _pad(queries, TILE_ROWS), _pad(gallery, TILE_COLUMNS)
         _product(left, right, self._buffer[: len(left), : len(right)])
         return self._buffer[: len(queries), : len(gallery)]
 
 
 def pair_scores(queries: UnitVectors, gallery: UnitVectors, rows: Integers, columns: Integers) -> Floats:
-    """Return the scores of selected pairs, bit for bit those of :class:`ScoreBuffer`.
+    """The scores of selected pairs, float32 [pairs], bit for bit those of :class:`ScoreBuffer`.
 
-    Args:
-        queries: [q, dim].
-        gallery: [g, dim].
-        rows: int64 [pairs], the query of each pair, ascending.
-        columns: int64 [pairs], the gallery row of each pair.
-
-    Returns:
-        float32 [pairs].
-
-    Example:
-        >>> vectors = UnitVectors(np.eye(3, dtype=np.float32), "vector")
-        >>> pair_scores(vectors, vectors, np.array([0, 0, 2]), np.array([0, 1, 2]))
-        array([1., 0., 1.], dtype=float32)
+    `rows`, int64 [pairs], are the queries of the pairs, ascending; `columns`, int64 [pairs], their gallery rows.
     """
     scores = np.empty(len(rows), dtype=np.float32)
     present = np.unique(rows)
@@ -238,21 +212,16 @@ def check_chunk_size(chunk_size: int | None) -> None:
 
 
 def rows_within_budget(columns: int, min_rows: int, max_rows: int, device: torch.device) -> int:
-    """Return how many rows of `columns` scores fit into a block on a device, between `min_rows` and `max_rows`.
-
-    A block takes 64 MB on a CPU; on a GPU it follows the memory.
-    """
+    """How many rows of `columns` scores fit into a block: 64 MB on a CPU; on a GPU it follows the memory."""
     elements = SCORE_BYTES // 4 if device.type == "cpu" else tile_elements(device)
     return max(min_rows, min(max_rows, elements // max(columns, 1)))
 
 
 def round_up(count: int, multiple: int) -> int:
-    """Return the smallest multiple of `multiple` that is not below `count`."""
     return -(-count // multiple) * multiple
 
 
 def is_numeric(array: Array) -> bool:
-    """Return whether the array holds real numbers."""
     if isinstance(array, Tensor):
         return not (array.is_complex() or array.dtype == torch.bool)
     return array.dtype.kind in "fiu"

@@ -13,7 +13,7 @@ from vicinal.data.columns import BOX_COLUMNS, PUBLISHED_BOX_COLUMNS, image_keys,
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.metadata import FILE_COLUMNS
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, Record
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
@@ -21,7 +21,6 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import Reranking
 
-Record = dict[str, Any]
 OWN_NAMES = ("score", "box", "matching_patches")  # of a match; columns of a table that are called so get another name
 ATTEMPTS = 5  # of a search whose matches are deleted before they are looked up
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
@@ -83,12 +82,7 @@ class SearchResult:
 
 
 def further_columns(record: Record) -> dict[str, Any]:
-    """The columns of a query or match that have no meaning to Vicinal, such as a price or a name.
-
-    Example:
-        >>> further_columns({"id": 3, "path": "a.png", "split": "test", "price": 12.5})
-        {'price': 12.5}
-    """
+    """The columns of a query or match that have no meaning to Vicinal, such as a price or a name."""
     hidden = (*SHOWN, *PUBLISHED_BOX_COLUMNS)
     return {name: value for name, value in record.items() if name not in hidden and not is_known_column(name)}
 
@@ -154,8 +148,6 @@ def search_images(
 
 
 class _Search:
-    """A search of an index, for any number of matches."""
-
     def __init__(
         self,
         index: ImageIndex,
@@ -194,7 +186,6 @@ class _Search:
             number = more
 
     def nearest(self, number: int) -> Neighbors:
-        """The nearest images of each query, by their ids."""
         if self.reranking is not None:
             return self._reranked(number, self.reranking)
         query_ids = self._own if self.refiner is not None and self.table.has("path") else None
@@ -258,14 +249,9 @@ class _Search:
     def _chosen(
         self, found: pd.DataFrame, rows: Integers, exists: Booleans, k: int, group_by: str | None
     ) -> list[Integers]:
-        """The positions of the matches among the neighbors of each query; grouped searches have very many neighbors.
+        """The positions of the first k matches among the neighbors of each query, [q, neighbors].
 
-        Args:
-            found: the rows of all neighbors in the index.
-            rows: of the neighbors in `found`, [q, neighbors].
-            exists: whether they are in `found`, [q, neighbors].
-            k: number of matches.
-            group_by: a column.
+        Neighbors are given by their rows in `found`, where they exist there; grouped searches have very many.
         """
         keys = None
         if self.exclude_self and self.table.has("path") and "path" in found:

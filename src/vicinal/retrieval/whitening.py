@@ -84,12 +84,7 @@ class PCAWhitening:
         return len(self.explained_variance)
 
     def fingerprint(self) -> str:
-        """Return a short hash of the arrays: two whitenings with the same hash give the same vectors.
-
-        Example:
-            >>> len(PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2))).fingerprint())
-            16
-        """
+        """Return a short hash of the arrays: two whitenings with the same hash give the same vectors."""
         return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in ARRAYS)).hexdigest()[:16]
 
     def apply(self, vectors: Array, normalize: bool = True) -> Floats:
@@ -126,14 +121,6 @@ class PCAWhitening:
         Raises:
             InputError: the path does not end in .safetensors.
             OSError: the file cannot be written.
-
-        Example:
-            >>> import tempfile
-            >>> whitening = PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2)))
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     whitening.save(f"{folder}/whitening.safetensors")
-            ...     PCAWhitening.load(f"{folder}/whitening.safetensors").dim
-            2
         """
         write_whitening(path, {name: getattr(self, name) for name in ARRAYS})
 

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
@@ -73,12 +73,7 @@ FORM_TEXT = ("box", "vector", "columns")  # which a form has as JSON
 
 
 def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
-    """The arguments of a route that describe its request body and its answer.
-
-    Example:
-        >>> described(DeleteBody)["openapi_extra"]["requestBody"]["content"]["application/json"]["examples"]["ids"]
-        {'value': {'ids': ['3', '17']}}
-    """
+    """The arguments of a route that describe its request body and its answer."""
     schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
     examples = {name: {"value": value} for name, value in EXAMPLES[body].items()}
     content: dict[str, Any] = {"application/json": {"schema": schema, "examples": examples}}
@@ -127,8 +122,7 @@ router = APIRouter()
 
 
 def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+    return request.app.state.service
 
 
 @router.post("/search", **described(SearchBody))
@@ -200,7 +194,7 @@ async def ready(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Counters and times for Prometheus."""
-    return Response(_service(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(_service(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _id(text: str) -> int:
@@ -237,18 +231,7 @@ class _Server(uvicorn.Server):
 
 
 def run(service: Service, host: str, port: int, access: Access, is_logged: bool = True) -> None:
-    """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end, and the index is saved.
-
-    Args:
-        service: the service; it is opened here.
-        host: the address to listen at.
-        port: the port; 0 takes a free one.
-        access: the rules of access.
-        is_logged: whether a line about each request is written to stderr.
-
-    Raises:
-        InputError: the address cannot be used.
-    """
+    """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end, and the index is saved."""
     with _listening(host, port) as listener, service:
         config = uvicorn.Config(
             create_app(service, access, is_logged),

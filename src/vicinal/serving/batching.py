@@ -17,25 +17,10 @@ Result = TypeVar("Result")
 
 
 class Batcher(Generic[Item, Result]):
-    """Collects items, and processes all waiting items as one batch.
+    """Collects items, and processes all waiting items as one batch; `observe` is called with its size.
 
     While a batch is processed, the next ones gather. When none is processed, the first item waits for others at most
     `max_wait` seconds. Items whose client does not wait any more are left out.
-
-    Args:
-        run: processes a batch, and returns a result or an exception for each item.
-        max_batch: items per batch.
-        max_wait: seconds.
-        max_queue: items that wait.
-        name: of the thread.
-        observe: is called with the size of each batch.
-
-    Example:
-        >>> async def add_one(numbers):
-        ...     async with Batcher(lambda batch: [each + 1 for each in batch], max_batch=8) as batcher:
-        ...         return await asyncio.gather(*map(batcher.submit, numbers))
-        >>> asyncio.run(add_one([1, 2, 3]))
-        [2, 3, 4]
     """
 
     def __init__(
@@ -70,11 +55,7 @@ class Batcher(Generic[Item, Result]):
         self._thread.shutdown()
 
     async def submit(self, item: Item) -> Result:
-        """Return the result of an item.
-
-        Raises:
-            Problem: too many items wait.
-        """
+        """Return the result of an item; raises a Problem if too many wait."""
         if len(self._waiting) >= self.max_queue:
             raise too_busy("too many requests are waiting")
         loop = asyncio.get_running_loop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -23,19 +22,7 @@ _DECIMAL = re.compile(PATTERN.replace("$", r"\Z"))
 
 
 def read_id(value: Any) -> int:
-    """The id that a request gives, as text or as an integer.
-
-    Raises:
-        ValueError: it cannot be an id.
-
-    Example:
-        >>> read_id("9223372036854775807") == read_id(9223372036854775807)
-        True
-        >>> read_id("1e3")
-        Traceback (most recent call last):
-            ...
-        ValueError: an id is a whole number from 0 to 2**63 - 1, as decimal text or as an integer
-    """
+    """The id that a request gives, as text or as an integer; raises ValueError if it cannot be one."""
     if isinstance(value, str) and _DECIMAL.match(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_ID:
@@ -60,6 +47,7 @@ MAX_SHORT = 2**16  # bytes of a body that is parsed at once, without a thread
 SOURCES = ("image", "vector", "id", "url")
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)]
 Value = str | bool | int | Number | None
 Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average", "local"]
 Body = TypeVar("Body", bound="_Body")
@@ -98,9 +86,7 @@ class EmbedBody(_Input):
 class SearchBody(_Input):
     """The body of `POST /search`."""
 
-    vector: Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)] | None = Field(
-        None, description="an embedding"
-    )
+    vector: Vector | None = Field(None, description="an embedding")
     id: Id | None = Field(None, description="an item of the index")
     k: Annotated[int, Field(ge=1)] = Field(10, description="the number of matches; fewer if there are fewer")
     min_score: Number | None = Field(None, description="leave out matches with a lower score")
@@ -128,9 +114,7 @@ class ItemBody(_Body):
     """The body of `POST /items`."""
 
     image: bytes | None = Field(None, description="an image file in base 64, or the file of a form")
-    vector: Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)] | None = Field(
-        None, description="an embedding"
-    )
+    vector: Vector | None = Field(None, description="an embedding")
     columns: dict[str, Value] = Field(default_factory=dict, description="values of the index's columns, or of new ones")
     label: str | int | None = Field(None, description="the class")
 
@@ -155,17 +139,7 @@ class DeleteBody(_Body):
 
 
 async def read_body(request: Request, kind: type[Body], max_ids: int = 0) -> Body:
-    """Read the body of a request; other requests are answered while a long one is parsed.
-
-    Args:
-        request: of a client.
-        kind: of body.
-        max_ids: that a list may hold.
-
-    Raises:
-        Problem: it is neither JSON nor a form (415), it cannot be parsed (400), or its values are wrong or too many
-            (422).
-    """
+    """Read the body of a request; other requests are answered while a long one is parsed."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if media_type == "application/json":
@@ -193,15 +167,11 @@ def _of_json(data: bytes, kind: type[Body]) -> Body:
     body = kind.model_validate_json(data, strict=True)
     encoded = getattr(body, "image", None)
     if encoded is not None:
-        body = body.model_copy(update={"image": _from_base64(encoded)})
+        try:
+            body = body.model_copy(update={"image": base64.b64decode(encoded, validate=True)})
+        except ValueError:
+            raise Problem(422, "image: it is not base 64; send the bytes of an image file, encoded") from None
     return body
-
-
-def _from_base64(text: bytes) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise Problem(422, "image: it is not base 64; send the bytes of an image file, encoded") from None
 
 
 async def _form_values(request: Request, kind: type[_Body]) -> dict[str, Any]:

@@ -25,25 +25,13 @@ TYPES = {"integer": "number", "floating": "number", "boolean": "boolean"}
 
 
 def facts_of_index(index: Index) -> list[dict[str, Any]]:
-    """The name and type of each column of an index in a folder, and its distinct values if there are few.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> from vicinal import Index, Table
-        >>> facts_of_index(Index.build(np.eye(2), Table(pd.DataFrame({"size": ["S", "M"]}))))
-        [{'name': 'size', 'type': 'text', 'values': ['M', 'S']}]
-    """
+    """The name and type of each column of an index in a folder, and its distinct values if there are few."""
     facts = facts_of_kinds(index.column_kinds)
     return [{**each, "values": _listed(index.distinct_values(each["name"], MAX_VALUES))} for each in facts]
 
 
 def facts_of_kinds(kinds: Kinds) -> list[dict[str, Any]]:
-    """The columns of an index in a database by their kinds; their values are not read.
-
-    Example:
-        >>> facts_of_kinds({"path": ColumnKind("string"), "price": ColumnKind("floating")})
-        [{'name': 'price', 'type': 'number', 'values': None}]
-    """
+    """The columns of an index in a database by their kinds; their values are not read."""
     return [
         {"name": name, "type": TYPES.get(kind.kind, "text"), "values": None}
         for name, kind in kinds.items()
@@ -68,20 +56,13 @@ WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A frame of rows that need not have the same columns; a column has values of one kind.
-
-    Example:
-        >>> frame_of([{"price": 3}, {"label": "cup"}]).dtypes["price"]
-        Int64Dtype()
-    """
+    """A frame of rows that need not have the same columns; a column has values of one kind."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kinds = {name: ColumnKind(_common_kind([row.get(name) for row in rows])) for name in names}
+    kinds: Kinds = {}
+    for name in names:
+        found = {kind_of(row[name]) for row in rows if row.get(name) is not None}
+        kinds[name] = ColumnKind("floating" if found == {"integer", "floating"} else found.pop())
     return frame_of_records(np.arange(len(rows)), rows, kinds).drop(columns="id")
-
-
-def _common_kind(values: Sequence[Any]) -> str:
-    kinds = {kind_of(value) for value in values if value is not None}
-    return "floating" if kinds == {"integer", "floating"} else kinds.pop()
 
 
 def kind_of(value: Any) -> str:
@@ -91,40 +72,18 @@ def kind_of(value: Any) -> str:
 
 
 class ColumnKinds:
-    """The kinds of the columns of an index, with which the values of new items must agree.
-
-    Args:
-        kinds: of its columns.
-        max_columns: number of columns that it may have.
-
-    Example:
-        >>> kinds = ColumnKinds({"price": ColumnKind("integer"), "label": ColumnKind("string")}, max_columns=10)
-        >>> kinds.checked({"price": 7, "label": 7, "new": True, "other": None})
-        {'price': 7, 'label': '7', 'new': True}
-        >>> kinds.checked({"price": "cheap"})
-        Traceback (most recent call last):
-            ...
-        vicinal.utils.errors.InputError: columns.price: 'cheap' is a text; the index has whole numbers there
-    """
+    """The kinds of the columns of an index, with which the values of new items must agree."""
 
     def __init__(self, kinds: Kinds, max_columns: int) -> None:
         self.max_columns = max_columns
         self._kinds = {name: kind.kind for name, kind in kinds.items()}
 
     def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a new item as the index keeps them, without missing ones.
-
-        Raises:
-            InputError: a name or value is invalid, or of another kind than in the index.
-        """
+        """The values of a new item as the index keeps them, without missing ones."""
         return {name: self._checked(name, value) for name, value in values.items() if value is not None}
 
     def extend(self, row: Mapping[str, Any]) -> None:
-        """Take the kinds of an item that was added.
-
-        Raises:
-            InputError: the index would have too many columns.
-        """
+        """Take the kinds of an item that was added."""
         new = [name for name in row if name not in self._kinds]
         if new and len(self._kinds) + len(new) > self.max_columns:
             raise InputError(f"columns.{shown(new[0])}: the index has {len(self._kinds)} columns, and may have "

@@ -41,17 +41,11 @@ class Preparation(Protocol):
 
 @dataclass(frozen=True)
 class ImageTask:
-    """Prepare an image for the model.
-
-    Attributes:
-        data: the bytes of the file.
-        box: left, top, right and bottom of the part to take, in pixels of the upright image.
-        is_local: whether it is prepared for local features.
-    """
+    """Prepare an image for the model."""
 
     data: bytes
-    box: Box | None = None
-    is_local: bool = False
+    box: Box | None = None  # the part to take, in pixels of the upright image
+    is_local: bool = False  # whether it is prepared for local features
 
 
 @dataclass(frozen=True)
@@ -79,17 +73,7 @@ class Failure:
 
 
 class Decoder:
-    """Performs tasks, one after the other.
-
-    Args:
-        prepare: turns an image into the pixels that the model takes; None without a model.
-        max_pixels: pixels of an image that is sent by a client.
-        channels: 3 for RGB, 1 for grayscale.
-        prepare_local: as `prepare`, for local features.
-
-    Attributes:
-        folder: holds the file that is decoded; it goes with the decoder, but not if its process is killed.
-    """
+    """Performs tasks, one after the other; its folder, which holds the file that is decoded, goes with it."""
 
     def __init__(
         self, prepare: Prepare | None, max_pixels: int, channels: int = 3, prepare_local: Prepare | None = None
@@ -152,11 +136,7 @@ def _thumbnail(task: ThumbnailTask) -> bytes:
 def work(connection: Connection, make: Preparation | None, max_pixels: int, max_memory: int) -> None:
     """Perform the tasks that come, until the other side closes the connection.
 
-    Args:
-        connection: tasks come, and results go.
-        make: makes the function that prepares images; its imports do not count as memory of an image.
-        max_pixels: see :class:`Decoder`.
-        max_memory: bytes that may be allocated from then on.
+    Imports do not count as memory of an image: `max_memory` bytes may be allocated after them.
     """
     _ignore_interrupts()
     prepare, channels = (None, 3) if make is None else (make(), make.channels)
@@ -201,37 +181,26 @@ def _limit_memory(max_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class TorchPreparation:
-    """Makes the transform of a model for testing, without the normalization, which is faster for a whole batch.
-
-    Attributes:
-        transform: an :class:`~vicinal.data.images.transforms.ImageTransform`.
-        local_transform: that of images for local features; None without these.
-    """
+    """Makes the transform of a model for testing, without normalization, which is faster for a whole batch."""
 
     transform: Any
     local_transform: Any = None
 
     @property
     def channels(self) -> int:
-        """3 for RGB, 1 for grayscale."""
         return int(self.transform.channels)
 
     def __call__(self) -> Prepare:
         return _preparation(self.transform)
 
     def local(self) -> Prepare | None:
-        """Make the same for local features; None without these."""
         return None if self.local_transform is None else _preparation(self.local_transform)
 
 
 def _preparation(transform: Any) -> Prepare:
     to_pixels = transform.test()[:-1]
 
-    def prepare(image: Image.Image | EncodedJpeg) -> Pixels:
-        pixels: Pixels = to_pixels(image).numpy()
-        return pixels
-
-    return prepare
+    return lambda image: to_pixels(image).numpy()
 
 
 @dataclass(frozen=True)
@@ -241,5 +210,4 @@ class PillowPreparation:
     channels: int = 3
 
     def __call__(self) -> Prepare:
-        """Create the function."""
         return lambda image: np.array(decoded(image))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class ImageEmbedder(Protocol):
-    """Embeds images that processes have decoded.
-
-    Attributes:
-        name: of the model.
-        dim: of the embeddings.
-    """
+    """Embeds images that processes have decoded; its name is that of the model."""
 
     name: str
     dim: int
@@ -42,24 +38,8 @@ class ImageEmbedder(Protocol):
 class TorchEmbedder:
     """Embeds by a model of torch or an exported one, as `vicinal index build` does with the same flags.
 
-    Args:
-        model: the model.
-        name: as clients see it.
-        fingerprint: identifies the model and the steps after it; None takes that of the model alone.
-        scales: factors of the image size; see :func:`~vicinal.models.embed_multi_scale`.
-        max_size: the same.
-        whitening: applied to all embeddings.
-        keep_dim: number of first dimensions to keep; None: all.
-        precision: 32, bf16 or 16, or auto: bf16 on a GPU that computes in bfloat16, else 32.
-        device: such as cpu or cuda.
-        local_model: computes local features, where `model` is its exported form; None: `model` does.
-
-    Example:
-        >>> from vicinal.data.images.transforms import ImageTransform
-        >>> from vicinal.models import Embedder
-        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
-        >>> TorchEmbedder(model, "test").embed([np.zeros((3, 32, 32), np.uint8)]).shape
-        (1, 8)
+    The fingerprint identifies the model and the steps after it; None takes that of the model alone. `local_model`
+    computes local features where `model` is its exported form.
     """
 
     def __init__(
@@ -75,8 +55,6 @@ class TorchEmbedder:
         device: str | None = None,
         local_model: Embedder | ExportedEmbedder | None = None,
     ) -> None:
-        from dataclasses import replace
-
         from vicinal.data.images.image_ops import Normalize
 
         self.model, self.name, self.scales = model, name, scales
@@ -93,7 +71,11 @@ class TorchEmbedder:
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
         """The embeddings of prepared images, float32 [n, dim]; images of one size are embedded together."""
-        return _by_shape(images, self._embed)
+        vectors: dict[int, Floats] = {}
+        for shape in dict.fromkeys(image.shape for image in images):
+            rows = [row for row, image in enumerate(images) if image.shape == shape]
+            vectors |= dict(zip(rows, self._embed(np.stack([images[row] for row in rows])), strict=True))
+        return np.stack([vectors[row] for row in range(len(images))])
 
     def _embed(self, pixels: Pixels) -> Floats:
         import torch
@@ -114,15 +96,6 @@ class TorchEmbedder:
         return shortened(whitened, self.keep_dim)
 
 
-def _by_shape(images: Sequence[Pixels], embed: Callable[[Pixels], Floats]) -> Floats:
-    """The embeddings of images; images of one shape are one batch."""
-    vectors: dict[int, Floats] = {}
-    for shape in dict.fromkeys(image.shape for image in images):
-        rows = [row for row, image in enumerate(images) if image.shape == shape]
-        vectors |= dict(zip(rows, embed(np.stack([images[row] for row in rows])), strict=True))
-    return np.stack([vectors[row] for row in range(len(images))])
-
-
 def _some_pixels(preparation: Preparation) -> Pixels:
     """The pixels of an image by which a model is tried."""
     from PIL import Image
@@ -131,11 +104,7 @@ def _some_pixels(preparation: Preparation) -> Pixels:
 
 
 class PillowEmbedder:
-    """Embeds by any object with a method `embed` that takes a list of PIL images.
-
-    Args:
-        model: the object.
-    """
+    """Embeds by any object with a method `embed` that takes a list of PIL images."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.preparation = model, PillowPreparation()
@@ -144,21 +113,15 @@ class PillowEmbedder:
         self.dim = self.embed([_some_pixels(self.preparation)]).shape[1]
 
     def embed(self, images: Sequence[Pixels]) -> Floats:
-        """The embeddings of images, uint8 [height, width, 3], float32 [n, dim]."""
         from PIL import Image
 
         return np.asarray(self._model.embed([Image.fromarray(image) for image in images]), np.float32)
 
 
 def as_image_embedder(model: Any) -> ImageEmbedder:
-    """The embedder of the service for a model of any kind.
-
-    Args:
-        model: one already; an :class:`~vicinal.Embedder`; or an object with a method `embed` for PIL images.
-    """
+    """The embedder for one, for an :class:`~vicinal.Embedder`, or for an object with `embed` for PIL images."""
     if hasattr(model, "preparation"):
-        embedder: ImageEmbedder = model
-        return embedder
+        return model
     from vicinal.models.embedder import Embedder
 
     if isinstance(model, Embedder):

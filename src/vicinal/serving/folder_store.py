@@ -23,7 +23,7 @@ from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
 from vicinal.serving.store import Store, UpgradedError, remove_unused
-from vicinal.utils.arrays import Floats, Integers
+from vicinal.utils.arrays import Floats
 from vicinal.utils.console import log
 from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
@@ -53,13 +53,6 @@ class FolderStore(Store):
     Changes that wait together are made in one transaction, and acknowledged when it is durable. Other processes may
     change the index at the same time; a second thread sees that, and writes new vector files when many vectors are in
     the database alone. Searches wait for neither.
-
-    Args:
-        folder: of the index; the next arguments are those of :class:`Store`.
-        index: the index, if it was loaded from the folder already.
-
-    Raises:
-        InputError: the index does not exist.
     """
 
     def __init__(
@@ -111,7 +104,6 @@ class FolderStore(Store):
 
     @property
     def num_unsaved(self) -> int:
-        """The number of vectors that are in the database, but not in the vector files yet."""
         return self.index.state.current().num_pending
 
     @property
@@ -130,7 +122,6 @@ class FolderStore(Store):
             return self.index.query_vectors(found)[0] if len(found) else None
 
     def column_facts(self) -> list[dict[str, Any]]:
-        """The columns, with their distinct values where they are few."""
         revision = self.index.state.revision
         if self._facts is None or self._facts[0] != revision:
             self._facts = revision, facts_of_index(self.index)
@@ -148,10 +139,7 @@ class FolderStore(Store):
             try:
                 self._follow_model()
                 self.index.state.refresh()
-                is_old = (
-                    self.index.state.current().num_pending > 0
-                    and time.monotonic() - last_fold > self.limits.save_seconds
-                )
+                is_old = self.num_unsaved > 0 and time.monotonic() - last_fold > self.limits.save_seconds
                 if not self.read_only and (is_old or self.index.state.is_fold_due(self.limits.save_changes)):
                     self.index.state.fold()
                     last_fold = time.monotonic()
@@ -239,17 +227,13 @@ class FolderStore(Store):
                 vectors = np.concatenate(changes.vectors)
                 ids = self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
                 if self.index.local_settings is not None:
-                    self._store_codes(ids, changes.codes)
+                    known = {row: codes for row, codes in enumerate(changes.codes) if codes is not None}
+                    self.index.add_local_codes(ids[list(known)], list(known.values()))
             unused = self._own_images(changes.deleted)
             self.index.delete(changes.deleted)
             if changes.keys:
                 self.index.state.database.remember_requests(changes.keys)
         return answers, unused
-
-    def _store_codes(self, ids: Integers, codes: Sequence[bytes | None]) -> None:
-        """Store the local features of added items that have some."""
-        known = {number: each for number, each in zip(ids.tolist(), codes, strict=True) if each is not None}
-        self.index.add_local_codes(np.array(list(known), np.int64), list(known.values()))
 
     def _own_images(self, ids: Sequence[int]) -> list[Path]:
         """The files of images of items that clients had added."""
@@ -260,20 +244,7 @@ class FolderStore(Store):
 
 
 class _Changes:
-    """The changes of the requests of one transaction.
-
-    Args:
-        index: within a transaction.
-        max_columns: number of columns that it may have.
-        images: the folder of images that clients add.
-
-    Attributes:
-        vectors: of the items that are added, float32 [1, dim] each.
-        rows: their columns.
-        codes: of their local features, or None.
-        deleted: the ids of items that are deleted, also of some that are added.
-        keys: the ids of added items by the keys of their requests.
-    """
+    """The changes of the requests of one transaction."""
 
     def __init__(self, index: Index, max_columns: int, images: Path | None) -> None:
         self._index, self._next_id, self._images = index, index.state.current().next_id, images
@@ -281,8 +252,8 @@ class _Changes:
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
         self.codes: list[bytes | None] = []
-        self.deleted: list[int] = []
-        self.keys: dict[str, list[int]] = {}
+        self.deleted: list[int] = []  # also of some that are added
+        self.keys: dict[str, list[int]] = {}  # the ids of added items by the keys of their requests
 
     def answer(self, request: _Request) -> list[int] | InputError:
         """Take the changes of a request; returns the ids of its answer, or its error."""
@@ -292,7 +263,9 @@ class _Changes:
         known = None if request.key is None else self.keys.get(request.key) or find(request.key)
         if known is not None:
             return known
-        if request.path is not None and self._is_removed(Path(request.path)):
+        file = None if request.path is None else Path(request.path)
+        # another service may have taken it for an unused one, as after a jump of the clock
+        if file is not None and file.parent == self._images and not file.exists():
             return InputError("the file of the image was removed; send it again")
         try:
             row = self._kinds.checked(request.row) | ({} if request.path is None else {"path": request.path})
@@ -306,10 +279,6 @@ class _Changes:
         if request.key is not None:
             self.keys[request.key] = ids
         return ids
-
-    def _is_removed(self, file: Path) -> bool:
-        """Whether another service has taken the file of an image for an unused one, as after a jump of the clock."""
-        return file.parent == self._images and not file.exists()
 
     def _delete(self, ids: Sequence[int]) -> list[int]:
         new = range(self._next_id, self._next_id + len(self.rows))

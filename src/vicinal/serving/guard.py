@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vicinal.serving.limits import Limits
@@ -24,14 +24,7 @@ MAX_PATH = 200
 
 
 class Metrics:
-    """The numbers of a service, in a registry of its own.
-
-    Example:
-        >>> metrics = Metrics()
-        >>> metrics.observe_request("/search", "POST", 200, seconds=0.01)
-        >>> 'vicinal_requests_total{method="POST",route="/search",status="200"} 1.0' in metrics.text().decode()
-        True
-    """
+    """The numbers of a service, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -39,42 +32,26 @@ class Metrics:
         self._requests = Counter("vicinal_requests", "Requests.", labels, registry=registry)
         self._seconds = Histogram("vicinal_request_seconds", "Seconds until the answer.", ["route"], registry=registry,
                                   buckets=SECONDS)  # fmt: skip
-        self._batches = Histogram("vicinal_batch_size", "Requests per batch.", ["batch"], registry=registry,
-                                  buckets=SIZES)  # fmt: skip
+        self.batches = Histogram("vicinal_batch_size", "Requests per batch.", ["batch"], registry=registry,
+                                 buckets=SIZES)  # fmt: skip
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count a request."""
         method = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
-
-    def batch_observer(self, name: str) -> Callable[[int], None]:
-        """A function that is called with the size of each batch of a kind."""
-        return self._batches.labels(name).observe
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Show a number that is asked for when the metrics are."""
         Gauge(f"vicinal_{name}", text, registry=self.registry).set_function(value)
 
-    def text(self) -> bytes:
-        """All numbers, in the text format of Prometheus."""
-        return generate_latest(self.registry)
-
 
 class Monitor:
-    """Counts requests and, if asked, writes a line about each: no query, no token, no content.
-
-    Args:
-        app: the application.
-        metrics: where they are counted.
-        is_logged: whether a line is written.
-    """
+    """Counts requests and, if asked, writes a line about each: no query, no token, no content."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, is_logged: bool = False) -> None:
         self.app, self.metrics, self.is_logged = app, metrics, is_logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -115,19 +92,12 @@ class Load:
 
 
 class Guard:
-    """Ends requests that are too many, too large or too slow, and those whose client has disconnected.
-
-    Args:
-        app: the application.
-        limits: of the service.
-        load: counts the requests in work.
-    """
+    """Ends requests that are too many, too large or too slow, and those whose client has disconnected."""
 
     def __init__(self, app: ASGIApp, limits: Limits, load: Load) -> None:
         self.app, self.limits, self.load = app, limits, load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         is_work = scope["type"] == "http" and (scope["method"] in WITH_BODY or scope["path"].endswith("/image"))
         if not is_work:
             await self.app(scope, receive, send)
@@ -136,7 +106,7 @@ class Guard:
         try:
             self._check_room(scope)
         except Problem as problem:
-            await problem_response(problem.status, problem.detail, problem.headers)(scope, receive, send)
+            await problem.response()(scope, receive, send)
             return
         self.load.requests += 1
         try:
@@ -159,8 +129,6 @@ class Guard:
 
 
 class _Request:
-    """A request with a body."""
-
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
         self.size = 0

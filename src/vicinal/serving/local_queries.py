@@ -19,16 +19,7 @@ NONE_STORED = "rerank: the index stores no local features; build it with --local
 
 
 class LocalQueries:
-    """The local features of images that clients send.
-
-    Args:
-        settings: those of the index.
-        embedder: of the service.
-
-    Attributes:
-        transform: of the images; None: the service has no model of a timm backbone, so that only items have local
-            features.
-    """
+    """The local features of images that clients send; without a transform only items have some."""
 
     def __init__(self, settings: dict[str, Any], embedder: Any) -> None:
         model: Any = getattr(embedder, "local_model", None)
@@ -46,36 +37,19 @@ class LocalQueries:
 
         assert self._encoder is not None
         assert self.transform is not None
-        codes: Codes = self._encoder.encode(normalized(torch.from_numpy(pixels)[None], self.transform), progress=False)[
-            0
-        ]
-        return codes
+        return self._encoder.encode(normalized(torch.from_numpy(pixels)[None], self.transform), progress=False)[0]
 
 
 def stored_codes(index: ImageIndex, number: int) -> Codes:
-    """The codes of an item, uint8 [patches, dim].
-
-    Raises:
-        Problem: the index stores none of it.
-    """
-    if index.local_settings is None:
-        raise Problem(422, NONE_STORED)
-    found = index.local_codes(np.array([number], np.int64))
-    if number not in found:
+    """The codes of an item, uint8 [patches, dim]."""
+    settings, found = index.local_settings, index.local_codes(np.array([number], np.int64))
+    if settings is None or number not in found:
         raise Problem(422, f"rerank: item {number} has no local features")
-    return codes_of(found[number], index.local_settings)
-
-
-def codes_of(stored: bytes, settings: dict[str, Any]) -> Codes:
-    """Stored codes as an array."""
-    return np.frombuffer(stored, np.uint8).reshape(-1, settings["dim"])
+    return np.frombuffer(found[number], np.uint8).reshape(-1, settings["dim"])
 
 
 def local_reranking(index: ImageIndex, codes: Sequence[Codes]) -> LocalReranking:
-    """The re-ranking of queries with these codes, by the local features and the weight that the index stores.
-
-    Items without local features have no patch in common with any query.
-    """
+    """The re-ranking of queries with these codes, by the local features and the weight that the index stores."""
     settings = index.local_settings
     if settings is None:
         raise Problem(422, NONE_STORED)

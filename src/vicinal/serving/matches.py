@@ -55,17 +55,7 @@ def _finite(value: Any) -> Any:
 def search_batch(
     index: ImageIndex, queries: Sequence[Query], refiner: Any = None, max_candidates: int | None = None
 ) -> list[dict[str, Any] | InputError]:
-    """Search for many queries: those with the same options at once.
-
-    Args:
-        index: the index.
-        queries: vectors and their options.
-        refiner: the refiner that the index was built with, if any.
-        max_candidates: as for :func:`~vicinal.retrieval.search_images`.
-
-    Returns:
-        For each query the answer of `POST /search`, or its error.
-    """
+    """The answers of `POST /search`, or errors, of many queries: those with the same options are searched at once."""
     groups: dict[SearchBody, list[int]] = defaultdict(list)
     for row, (_, options, _) in enumerate(queries):
         groups[options].append(row)
@@ -102,17 +92,12 @@ def _search(
         find = partial(match_images, min_score=options.min_score, min_probability=options.min_probability)
     found = find(index, vectors, Table(pd.DataFrame(index=range(len(vectors)))), k, **arguments)
     answers = [_answer(each, index, calibration) for each in found]
-    if options.rerank == "local":
-        for row, answer in enumerate(answers):
-            _add_patches(answer["matches"], reranking, row)
+    if reranking is not None and options.rerank == "local":
+        for row, matches in enumerate(answer["matches"] for answer in answers):
+            patches = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
+            for match, each in zip(matches, patches, strict=True):
+                match["patches"] = each.to_list()
     return answers
-
-
-def _add_patches(matches: list[dict[str, Any]], reranking: Any, row: int) -> None:
-    """Add the places of matching patches to the matches of a query; see :class:`~vicinal.retrieval.PatchMatches`."""
-    found = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
-    for match, patches in zip(matches, found, strict=True):
-        match["patches"] = patches.to_list()
 
 
 def _reranking(name: str, index: Any, codes: Sequence[Any]) -> Any:
@@ -146,24 +131,14 @@ def _answer(result: SearchResult, index: ImageIndex, calibration: Calibration | 
 
 
 def check_condition(condition: str | None, limits: Limits) -> None:
-    """Raise a Problem if a condition is longer than it may be, or has more comparisons and listed values.
-
-    Example:
-        >>> check_condition("price < 20 and size in ['S', 'M']", Limits(max_filter_terms=4))
-        >>> check_condition("price < 20 and size in ['S', 'M']", Limits(max_filter_terms=3))
-        Traceback (most recent call last):
-            ...
-        vicinal.serving.problems.Problem: filter: it has 4 comparisons and listed values; at most 3 are allowed
-    """
+    """Raise a Problem if a condition is longer than it may be, or has more comparisons and listed values."""
     if condition is None:
         return
     if len(condition) > limits.max_filter:
         raise Problem(422, f"filter: it has {len(condition):,} characters; at most {limits.max_filter:,} are allowed")
     try:
-        tree = ast.parse(
-            QUOTED.sub(lambda found: found[0] if found[1] is None else "name", condition.strip()), mode="eval"
-        )
-        number = sum(map(_terms, ast.walk(tree)))
+        text = QUOTED.sub(lambda found: found[0] if found[1] is None else "name", condition.strip())
+        number = sum(map(_terms, ast.walk(ast.parse(text, mode="eval"))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the parser of conditions explains the error
     if number > limits.max_filter_terms:

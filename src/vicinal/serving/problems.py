@@ -22,22 +22,20 @@ MAX_DETAIL = 400
 
 
 class Problem(Exception):  # noqa: N818 - the name of RFC 9457
-    """A request that is answered by an error.
-
-    Args:
-        status: the HTTP status.
-        detail: the error, and how to correct it.
-        headers: further headers of the answer.
-    """
+    """A request that is answered by an error: the HTTP status, and what is wrong and how to correct it."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers or {}
 
+    def response(self) -> JSONResponse:
+        """The answer to the request."""
+        return problem_response(self.status, self.detail, self.headers)
 
-def too_busy(detail: str, seconds: int = 1) -> Problem:
+
+def too_busy(detail: str) -> Problem:
     """The problem of a service that has no room for the request now."""
-    return Problem(429, f"{detail}; try again in {seconds} s", {"Retry-After": str(seconds)})
+    return Problem(429, f"{detail}; try again in 1 s", {"Retry-After": "1"})
 
 
 def invalid(error: ValidationError) -> Problem:
@@ -49,72 +47,46 @@ def invalid(error: ValidationError) -> Problem:
 
 
 def problem_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """The answer to a request with an error.
-
-    Example:
-        >>> response = problem_response(404, "no item 7")
-        >>> response.media_type, response.body[:43]
-        ('application/problem+json', b'{"type":"about:blank","title":"Not Found","')
-    """
-    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": _shown(detail)}
+    """The answer to a request with an error."""
+    shown = one_line(detail, MAX_DETAIL).encode("utf-8", "backslashreplace").decode()
+    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": shown}
     return JSONResponse(content, status, headers, MEDIA_TYPE)
-
-
-def _shown(detail: str) -> str:
-    """A detail in one line that can be written as UTF-8."""
-    return one_line(detail, MAX_DETAIL).encode("utf-8", "backslashreplace").decode()
 
 
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer the errors of an application that are foreseen by problem JSON."""
 
-    async def on_problem(_: Request, error: Any) -> JSONResponse:
-        return problem_response(error.status, error.detail, error.headers)
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return _problem_of(error, request.app.state.service).response()
 
-    async def on_http(_: Request, error: Any) -> JSONResponse:
-        return problem_response(error.status_code, str(error.detail), dict(error.headers or {}))
+    for kind in (Problem, HTTPException, InputError, EngineUnavailableError, ValidationError, ClientDisconnect):
+        app.add_exception_handler(kind, answer)
 
-    async def on_input(request: Request, error: Any) -> JSONResponse:
-        return problem_response(422, request.app.state.service.without_paths(str(error)))
 
-    async def on_away(_: Request, error: Any) -> JSONResponse:
-        return problem_response(503, "the database of the index does not answer now", {"Retry-After": "2"})
-
-    async def on_refused(request: Request, error: Any) -> JSONResponse:
-        log(f"{request.app.state.service.store.place}: {one_line(error)}")
-        return problem_response(503, "the database of the index refuses this service now", {"Retry-After": "10"})
-
-    async def on_invalid(request: Request, error: Any) -> JSONResponse:
-        return await on_problem(request, invalid(error))
-
-    async def on_hung_up(_: Request, error: Any) -> JSONResponse:
-        return problem_response(400, "the body ended too early")
-
-    handlers = {
-        Problem: on_problem,
-        HTTPException: on_http,
-        InputError: on_input,
-        EngineUnavailableError: on_away,
-        EngineRefusedError: on_refused,
-        ValidationError: on_invalid,
-        ClientDisconnect: on_hung_up,
-    }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
+def _problem_of(error: Exception, service: Any) -> Problem:
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, HTTPException):
+        return Problem(error.status_code, str(error.detail), dict(error.headers or {}))
+    if isinstance(error, ValidationError):
+        return invalid(error)
+    if isinstance(error, EngineUnavailableError):
+        return Problem(503, "the database of the index does not answer now", {"Retry-After": "2"})
+    if isinstance(error, EngineRefusedError):
+        log(f"{service.store.place}: {one_line(error)}")
+        return Problem(503, "the database of the index refuses this service now", {"Retry-After": "10"})
+    if isinstance(error, InputError):
+        return Problem(422, service.without_paths(str(error)))
+    return Problem(400, "the body ended too early")  # the client has hung up
 
 
 class Defects:
-    """Answers by a 500 whatever was not foreseen, and prints it to stderr.
-
-    Args:
-        app: the application.
-    """
+    """Answers by a 500 whatever was not foreseen, and prints it to stderr."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         is_answered = False
 
         async def send_and_note(message: Message) -> None:

@@ -41,16 +41,8 @@ class RemoteStore(Store):
     """An index in a database, for any number of processes that read and write it.
 
     A change is answered when the database has committed it. An item that is added has an id that follows from the key
-    of the request, so that it is added once, whichever process is asked again; without a key it is a random number.
-    A thread checks every other second whether the database answers: while it does not, requests are refused at once.
-
-    Args:
-        url: of the index; the next arguments are those of :class:`Store`.
-        refiner: None, as an index in a database is not refined.
-
-    Raises:
-        InputError: the URL is wrong, the index does not exist, or the database refuses the connection.
-        EngineUnavailableError: the database does not answer when the store is opened.
+    of the request, so that it is added once, whichever process is asked again; without a key it is a random number. A
+    thread checks every other second whether the database answers: while it does not, requests are refused at once.
     """
 
     def __init__(self, url: str, limits: Limits | None = None, read_only: bool = False, refiner: Any = None) -> None:
@@ -210,11 +202,7 @@ class _ServedIndex(RemoteIndex):
 
 
 class _Watcher:
-    """Threads that check whether a database answers, and count the items of an index.
-
-    Attributes:
-        num_items: as they were counted last.
-    """
+    """Threads that check whether a database answers, and count the items of an index."""
 
     def __init__(self, index: _ServedIndex) -> None:
         self._index, self.num_items = index, index.count(at_most=EXACT_COUNT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -35,16 +36,6 @@ class Fetcher:
     """Fetches images from some hosts.
 
     The connection goes to an address that was checked, so that a name that is looked up again cannot lead elsewhere.
-
-    Args:
-        hosts: their names.
-        max_bytes: of an image.
-        resolve: finds the addresses of a host.
-        transport: of httpx, for tests.
-
-    Example:
-        >>> Fetcher(["images.example"], 2**20).check("https://images.example/cup.jpg")
-        'images.example'
     """
 
     def __init__(
@@ -54,11 +45,7 @@ class Fetcher:
         self._resolve, self._transport = resolve, transport
 
     def check(self, url: str) -> str:
-        """Return the host of an address that may be fetched.
-
-        Raises:
-            Problem: it may not.
-        """
+        """Return the host of an address that may be fetched; raises a Problem if it may not."""
         if not self.hosts:
             raise Problem(422, "url: this service fetches no addresses; send the image")
         try:
@@ -73,24 +60,14 @@ class Fetcher:
         return host
 
     def public_address(self, host: str) -> str:
-        """Return an address of a host, all of whose addresses are public.
-
-        Raises:
-            Problem: an address is not public, or the host has no address.
-        """
+        """Return an address of a host; raises a Problem unless it has some, and all are public."""
         addresses = self._resolve(host)
         if not addresses or not all(_is_public(each) for each in addresses):
             raise Problem(422, f"url: {host} has no public address")
         return addresses[0]
 
     async def fetch(self, url: str) -> bytes:
-        """Return the content of an address.
-
-        Raises:
-            Problem: it may not be fetched, or cannot be.
-        """
-        import asyncio
-
+        """Return the content of an address; raises a Problem if it may not be fetched, or cannot be."""
         import httpx
 
         host = self.check(url)
@@ -184,18 +161,12 @@ class Access:
 
 
 class Security:
-    """Refuses requests that may not be answered, and adds security headers for browsers.
-
-    Args:
-        app: the application.
-        access: the rules of access.
-    """
+    """Refuses requests that may not be answered, and adds security headers for browsers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -203,18 +174,15 @@ class Security:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *((name, value) for name, value in _ENCODED if name not in given),
-                ]
+                missing = [(name, value) for name, value in _ENCODED if name not in given]
+                message["headers"] = [*message["headers"], *missing]
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self.access.check(scope["method"], scope["path"], headers)
         except Problem as problem:
-            response = problem_response(problem.status, problem.detail, problem.headers)
-            await response(scope, receive, send_with_headers)
+            await problem.response()(scope, receive, send_with_headers)
         except ValueError:  # of an origin that is not an address
             await problem_response(400, "Origin: it is not an address")(scope, receive, send_with_headers)
         else:
@@ -249,11 +217,7 @@ def is_loopback(host: str) -> bool:
 
 
 def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> Access:
-    """The rules of access to a service at an address.
-
-    Raises:
-        InputError: other machines reach it, and no token is given; or an origin is invalid.
-    """
+    """The rules of access to a service at an address."""
     for origin in origins:
         parts = urlsplit(origin)
         if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
@@ -269,11 +233,7 @@ def access_for(host: str, token: str | None, origins: tuple[str, ...] = ()) -> A
 
 
 def read_token(file: str | None) -> str | None:
-    """The token in a file, or in the environment; None without a token.
-
-    Raises:
-        InputError: the file cannot be read, or the token is too short.
-    """
+    """The token in a file, or in the environment; None without a token."""
     if file is None:
         token, place = os.environ.get(VARIABLE), VARIABLE
     else:

@@ -187,7 +187,7 @@ class Service:
             max_wait=max_wait,
             max_queue=self.limits.max_queue,
             name=name,
-            observe=self.metrics.batch_observer(name),
+            observe=self.metrics.batches.labels(name).observe,
         )
 
     @property
@@ -216,8 +216,7 @@ class Service:
                 codes = await self._codes(body)
             return await batcher.submit((vector, body.options(), codes))
 
-        answer: dict[str, Any] = await self._within_epoch(search)
-        return answer
+        return await self._within_epoch(search)
 
     async def embed(self, body: EmbedBody) -> dict[str, Any]:
         """Answer `POST /embed`."""
@@ -335,8 +334,7 @@ class Service:
         index, limit = self.index, self.limits.max_delete
         if index.count(index.select(condition), at_most=limit + 1) > limit:
             raise Problem(422, f"more than {limit:,} items fulfill the filter; one request deletes at most as many")
-        ids: list[int] = index.where(condition).tolist()
-        return ids
+        return index.where(condition).tolist()
 
     async def _vector(self, body: SearchBody) -> Floats:
         if body.vector is not None:

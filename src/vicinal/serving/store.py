@@ -30,14 +30,9 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "
 
 
 async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
-    """Write a file of a new name; if it is not awaited any more, it is removed once it is written.
-
-    Args:
-        folder: of the images.
-        data: of the file.
-        image_format: as Pillow names it, such as `JPEG`.
-    """
-    file = folder / f"{secrets.token_hex(16)}{_suffix(image_format)}"
+    """Write a file of a new name; if it is not awaited any more, it is removed once it is written."""
+    suffix = SUFFIXES.get(image_format, f".{image_format.lower()}" if image_format.isalnum() else ".img")
+    file = folder / f"{secrets.token_hex(16)}{suffix}"
     writing = asyncio.ensure_future(asyncio.to_thread(write_bytes, file, data))
     try:
         await asyncio.shield(writing)
@@ -48,13 +43,8 @@ async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
 
 
 def remove_image(file: Path | None) -> None:
-    """Remove the file of an image, if there is one."""
     if file is not None:
         file.unlink(missing_ok=True)
-
-
-def _suffix(image_format: str) -> str:
-    return SUFFIXES.get(image_format, f".{image_format.lower()}" if image_format.isalnum() else ".img")
 
 
 def remove_unused(folder: Path, paths: Collection[str]) -> None:
@@ -77,31 +67,17 @@ class UpgradedError(InputError):
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
-    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, is known at once. What reads rows
+    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, are known at once. What reads rows
     or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
     answer.
-
-    Args:
-        place: of the index, for messages.
-        name: of the index, which clients see.
-        limits: of the service.
-        read_only: whether nothing is added or deleted.
-        refiner: the refiner that the index was built with, if any.
-
-    Attributes:
-        engine: `folder`, `postgresql` or `milvus`.
-        images: the folder where images of added items are kept; None: they are not kept.
-        index: the index, while the store is open.
-        load_model: called with the settings of an index that was upgraded to another model; loads that model and
-            returns a function that takes it into use.
-        epoch: grows with every upgrade; odd while index and model change over.
     """
 
-    engine = "folder"
-    images: Path | None = None
-    index: Any
+    engine = "folder"  # or postgresql or milvus
+    images: Path | None = None  # the folder where images of added items are kept; None: they are not kept
+    index: Any  # while the store is open
+    # loads the model of an index that was upgraded, by its settings; the function that it returns takes it into use
     load_model: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
-    epoch = 0
+    epoch = 0  # grows with every upgrade; odd while index and model change over
 
     def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
         self.place, self.name, self.limits = place, name, limits or Limits()
@@ -115,8 +91,7 @@ class Store(ABC):
         self.close()
 
     @abstractmethod
-    def close(self) -> None:
-        """Finish the changes in progress."""
+    def close(self) -> None: ...
 
     @abstractmethod
     def __len__(self) -> int:
@@ -145,25 +120,13 @@ class Store(ABC):
     ) -> Future[list[int]]:  # fmt: skip
         """Return a future with the id of a new item, resolved once the change is on disk.
 
-        Args:
-            vectors: float32 [1, dim].
-            columns: its values of columns.
-            path: of its image.
-            key: by which the request may be repeated.
-            codes: of its local features, which an index in a folder may store.
-            epoch: when the vectors were made; in a later one the future raises UpgradedError. None: it does not matter.
-
-        Raises:
-            Problem: too many wait, or the service only reads.
+        By its `key`, the request may be repeated. If the vectors, float32 [1, dim], were made in an earlier epoch, the
+        future raises UpgradedError. Raises a Problem if too many changes wait, or the service only reads.
         """
 
     @abstractmethod
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
-        """Return a future with the given ids that existed; it resolves once the deletion is on disk.
-
-        Raises:
-            Problem: as :meth:`add`.
-        """
+        """Return a future with the given ids that existed, resolved once the deletion is on disk; as :meth:`add`."""
 
     @abstractmethod
     def added_with(self, key: str) -> list[int] | None:
@@ -192,18 +155,13 @@ class Store(ABC):
         """The name, type and, if they are known to be few, distinct values of each column."""
 
     def image_file(self, path: str) -> Path:
-        """The file of an image."""
         return Path(path)
 
 
 def open_store(
     place: str | Path, limits: Limits, read_only: bool = False, refiner: Any = None, index: Index | None = None
 ) -> Store:
-    """The store of an index by its folder or URL.
-
-    Raises:
-        InputError: the URL is wrong.
-    """
+    """The store of an index by its folder or URL."""
     if is_engine_url(str(place)):
         from vicinal.serving.remote_store import RemoteStore
 

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,22 +21,13 @@ MAX_THUMBNAILS = 512  # that are remembered
 
 
 class Thumbnails:
-    """Makes thumbnails.
-
-    Args:
-        pool: the processes that decode images.
-    """
+    """Makes thumbnails, JPEG files."""
 
     def __init__(self, pool: DecodingPool) -> None:
         self._pool = pool
         self._known: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
 
     async def get(self, task: ThumbnailTask) -> bytes:
-        """Return the bytes of a JPEG file.
-
-        Raises:
-            InputError: the image cannot be read.
-        """
         if task not in self._known:
             self._known[task] = await asyncio.wrap_future(self._pool.submit(task))
             while len(self._known) > MAX_THUMBNAILS:
@@ -48,18 +40,7 @@ STOP_SECONDS = 2.0
 
 
 class DecodingPool:
-    """Processes that decode images, each with little memory, and a thread for each that waits for it.
-
-    Args:
-        make: makes the function that prepares images, in the processes; None without a model.
-        num_workers: number of processes.
-        max_pixels: pixels of an image that is sent by a client.
-        max_memory: bytes that a process may allocate for one image.
-        seconds: after which a process that does not answer is ended.
-
-    Attributes:
-        num_deaths: the number of processes that died or were ended.
-    """
+    """Processes that decode images, each with little memory and a thread that waits for its answer."""
 
     def __init__(
         self, make: Preparation | None, num_workers: int, max_pixels: int, max_memory: int, seconds: float
@@ -83,10 +64,7 @@ class DecodingPool:
             raise
 
     def submit(self, task: ImageTask | ThumbnailTask) -> Future[Any]:
-        """Perform a task: a :class:`PreparedImage` of an image, or the bytes of a thumbnail.
-
-        The result raises InputError if the image cannot be read, and Problem if that takes too long.
-        """
+        """Perform a task; the result is a PreparedImage or the bytes of a thumbnail, an InputError, or a Problem."""
         return self._threads.submit(self._perform, task)
 
     def close(self) -> None:
@@ -128,8 +106,6 @@ class DecodingPool:
 
 
 class _Worker:
-    """A process, and the connection to it."""
-
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
         self._connection: Connection
         self._folder = ""
@@ -168,17 +144,12 @@ class _Worker:
 
 def start_early() -> None:
     """Start the process that imports the modules of the decoding processes, before they are needed."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        from multiprocessing import forkserver
-
-        _context()
-        forkserver.ensure_running()
+    _context()
+    forkserver.ensure_running()
 
 
 def _context() -> Any:
-    """The start method of processes: forked from one with all imports, where the system can."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
+    """The start method of processes: forked from one with all imports."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vicinal.serving.decoding", "vicinal.data.images.image_ops"])
     return context

@@ -364,15 +364,13 @@ class BaseTrainer(ABC):
             self.average.swap()
         try:
             self._write_model(metrics)
-            self._write_cost()
+            self._count_seconds()
+            if self.is_main_process:
+                cost = TrainingCost(self.progress.seconds, self._num_trained(), self._memory_format)
+                cost.save(self.run.training)
         finally:  # the curves also show why no model was worth writing
             if self.is_main_process:
                 self._write_curves()
-
-    def _write_cost(self) -> None:
-        self._count_seconds()
-        if self.is_main_process:
-            TrainingCost(self.progress.seconds, self._num_trained(), self._memory_format).save(self.run.training)
 
     def _write_curves(self) -> None:
         from vicinal.report.plots import learning_curves  # needs matplotlib

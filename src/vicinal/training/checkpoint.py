@@ -21,15 +21,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU; only tensors and plain values are accepted.
-
-    Args:
-        path: the file.
-        keys: keys that it must have.
-
-    Raises:
-        InputError: the file is missing or damaged, holds anything else, or lacks a key.
-    """
+    """Read a checkpoint that has these keys onto the CPU; only tensors and plain values are accepted."""
     try:
         is_damaged = _is_damaged(path)
         state = torch.load(path, map_location="cpu", weights_only=True)

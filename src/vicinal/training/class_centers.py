@@ -26,15 +26,10 @@ from vicinal.utils.run_folder import RunFolder
 
 
 class SavedCenters(NamedTuple):
-    """The saved class centers of a run.
+    """The saved class centers of a run."""
 
-    Attributes:
-        classes: names of the classes, as text.
-        tensors: name of a parameter of the loss -> float [classes, centers per class, ...].
-    """
-
-    classes: list[str]
-    tensors: dict[str, Tensor]
+    classes: list[str]  # names, as text
+    tensors: dict[str, Tensor]  # name of a parameter of the loss -> float [classes, centers per class, ...]
 
 
 def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
@@ -47,15 +42,7 @@ def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
 
 
 def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
-    """The one part of a loss that has class probabilities.
-
-    Args:
-        loss: the loss.
-        purpose: its purpose, the start of a message.
-
-    Raises:
-        InputError: none or several parts have class probabilities.
-    """
+    """The one part of a loss that has class probabilities; the error about none or several begins with `purpose`."""
     found = [part for part in loss.modules() if isinstance(part, CenterSoftmaxLoss)]
     if len(found) != 1:
         number = "none has" if not found else f"{len(found)} have"
@@ -67,11 +54,7 @@ def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
 
 
 def create_centers(loss: Loss, num_classes: int, dim: int) -> None:
-    """Create the centers of losses that do not have any yet, and check the numbers of those that do.
-
-    Raises:
-        InputError: the centers of a loss are for another number of classes or another dimension.
-    """
+    """Create the centers of losses that do not have any yet, and check the numbers of those that do."""
     for part in losses_with_centers(loss).values():
         if part.centers is None:
             part.create_centers(num_classes, dim)
@@ -100,10 +83,7 @@ def check_initial_centers(centers: str, loss: Loss, embedder: Embedder) -> None:
 def set_centers_to_class_means(loss: Loss, embeddings: Floats, labels: Integers) -> None:
     """Set the centers of each class to the direction of the mean of its unit embeddings, those of all processes.
 
-    Args:
-        loss: the loss, with its centers.
-        embeddings: float32 [n, dim], those of this process's part of the images.
-        labels: int64 [n], from 0 on.
+    This process gives the embeddings of its part of the images, [n, dim], and their labels, [n], from 0 on.
     """
     vectors, classes = torch.from_numpy(embeddings), torch.from_numpy(labels)
     parts = list(losses_with_centers(loss).values())
@@ -117,16 +97,7 @@ def set_centers_to_class_means(loss: Loss, embeddings: Floats, labels: Integers)
 
 
 def copy_centers_from_run(loss: Loss, folder: str | Path, classes: Sequence[str | int]) -> None:
-    """Copy centers from another run by class name; classes that it does not have keep their centers.
-
-    Args:
-        loss: the loss, with its centers.
-        folder: the folder of the other run.
-        classes: names of the classes, in the order of the loss's centers.
-
-    Raises:
-        InputError: the run has no centers, or those of another loss or dimension.
-    """
+    """Copy centers from the folder of another run by class name; classes that it does not have keep their centers."""
     path = RunFolder(Path(folder)).centers
     saved = read_centers(path)
     _check_shapes(loss, saved, path)
@@ -166,11 +137,6 @@ def save_centers(path: Path, loss: Loss, classes: Sequence[str | int]) -> None:
 
 
 def read_centers(path: Path) -> SavedCenters:
-    """Read what :func:`save_centers` wrote.
-
-    Raises:
-        InputError: the file is missing or holds something else.
-    """
     try:
         with safetensors.safe_open(path, "pt") as file:
             classes = json.loads(file.metadata()["classes"])

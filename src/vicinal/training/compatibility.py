@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,22 +14,17 @@ from vicinal.losses import Loss
 from vicinal.losses.base import zero_loss
 from vicinal.losses.row_functions import softplus
 from vicinal.models import Embedder
-from vicinal.models.execution import Precision
 from vicinal.similarity.center_sum import sum_over_anchors, values_of_anchors
 from vicinal.similarity.class_centers import CenterRows, ClassCenters
 from vicinal.similarity.embeddings import check_label_range
 from vicinal.similarity.pair_source import PairSource
-from vicinal.training.feature_cache import FeatureDataset, cached_features, embed_features, remove_backbone
-from vicinal.training.training_data import num_workers
+from vicinal.training.feature_cache import FeatureDataset, embed_features, features_by_settings, remove_backbone
 from vicinal.utils.arguments import check_positive, check_positive_integer
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import cache_folder
 
 if TYPE_CHECKING:
     from vicinal.training.recipes.settings import TrainingSettings
-
-IMAGES_PER_PASS = 64
 
 
 class CompatibilityLoss(Loss):
@@ -40,31 +34,13 @@ class CompatibilityLoss(Loss):
 
     where o_j is the mean of the old model's embeddings of class j, which are unit vectors; it is not trained. The old
     model needs no classifier: the means replace it, as the reference does for classes that the old one does not have.
+    Checkpoints hold the means, so that a resumed run needs no old model.
 
     Reference: Shen et al., "Towards Backward-Compatible Representation Learning", CVPR 2020, Eq. (6) and Section 3.4.
-
-    Args:
-        num_classes: number of training classes.
-        dim: dimension of both models' embeddings.
-        scale: positive factor of the similarities.
-
-    Attributes:
-        old_centers: float [num_classes, dim], of any length; zeros until :meth:`set_old_centers`. Checkpoints hold
-            them, so that a resumed run needs no old model.
-
-    Raises:
-        InputError: an argument is out of range; when called: a label is not in 0 ... num_classes - 1, embeddings have
-            another dimension, or there are references.
-
-    Example:
-        >>> loss = CompatibilityLoss(num_classes=2, dim=2, scale=4)
-        >>> loss.set_old_centers(torch.eye(2))
-        >>> loss(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 1]))
-        tensor(0.1946)
     """
 
     supports_references = False
-    old_centers: Tensor
+    old_centers: Tensor  # [num_classes, dim], of any length; zeros until `set_old_centers`
 
     def __init__(self, num_classes: int, dim: int, scale: float = 20.0) -> None:
         super().__init__()
@@ -126,26 +102,9 @@ def old_class_centers(
     """The mean of the old model's embeddings of each training class, float64 [classes, dim].
 
     Every image is passed once through the old model, without augmentation, and its features are kept in the cache.
-
-    Args:
-        settings: name the old model, the cache and how images are read.
-        table: the training images.
-        device: where they are embedded.
-        allow_imports: packages whose code the old model may name.
-
-    Raises:
-        InputError: as :func:`~vicinal.training.feature_cache.cached_features`.
     """
     embedder = _old_model(settings, allow_imports).to(device)
-    features = cached_features(
-        embedder,
-        table,
-        settings.feature_cache or Path(cache_folder()) / "features",
-        precision=cast(Precision, settings.precision.removesuffix("-mixed")),
-        batch_size=settings.micro_batch_size or IMAGES_PER_PASS,
-        num_workers=num_workers(settings.data),
-        on_error=settings.data.on_error,
-    )
+    features = features_by_settings(embedder, table, settings)
     images = FeatureDataset(table, embedder.transform, features)
     remove_backbone(embedder)
     vectors = torch.from_numpy(embed_features(embedder, images, device, range(len(images)))).double()

@@ -33,18 +33,9 @@ from vicinal.utils.launch import Launch
 class Engine:
     """Joins the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
 
-    Args:
-        settings: precision, devices, optimizer and schedule.
-        find_unused_parameters: whether some parameters get no gradient in some steps, as
-            `DistributedDataParallel` must know.
-
-    Attributes:
-        fabric: devices and processes.
-        module: the module that is trained, wrapped for precision and processes; from :meth:`setup` on.
-        bare_module: the module itself; from :meth:`setup` on.
-        optimizer: its optimizer; from :meth:`setup` on.
-        trained: the names of the parameters that the optimizer has; from :meth:`setup` on.
-        frozen: the other parameters, which checkpoints do not hold, by name; from :meth:`setup` on.
+    From :meth:`setup` on, `bare_module` is the module that is trained, and `module` the same, wrapped for precision and
+    processes. `trained` are the names of the parameters that the optimizer has; `frozen` are the others by name, which
+    checkpoints do not hold.
     """
 
     def __init__(self, settings: BaseSettings, find_unused_parameters: bool = False) -> None:
@@ -63,13 +54,8 @@ class Engine:
     ) -> dict[str, list[nn.Parameter]]:
         """Wrap the module, and create the optimizer of its parameter groups.
 
-        Args:
-            module: the module that is trained.
-            parameter_groups: its parameters that are trained, by the name of the group.
-            lr_factors: factors of the learning rate of single parameters, beside that of their group.
-
-        Returns:
-            The parameter groups, with the parameters that sharded weights have put in the place of others.
+        `lr_factors` of single parameters count beside that of their group. The result are the groups, with the
+        parameters that sharded weights have put in the place of others.
         """
         names = {parameter: name for name, parameter in module.named_parameters()}
         named_groups = {group: [names[each] for each in parameters] for group, parameters in parameter_groups.items()}
@@ -94,7 +80,6 @@ class Engine:
         return self.fabric.no_backward_sync(self.module, enabled=enabled and not self.settings.shards_weights)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of the loss to that of the parameters."""
         self.fabric.backward(loss)
 
     def unscale_gradients(self) -> Tensor:
@@ -115,9 +100,8 @@ class Engine:
     def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
         """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before.
 
-        Args:
-            norm: the result of :meth:`unscale_gradients`.
-            total_squares: the sum over processes of :meth:`shard_squares`.
+        `norm` is the result of :meth:`unscale_gradients`, `total_squares` the sum over processes of
+        :meth:`shard_squares`.
         """
         max_value, max_norm = self.settings.max_grad_value, self.settings.max_grad_norm
         norm = clipped = strategy.global_grad_norm(norm, self.module, total_squares)
@@ -132,7 +116,6 @@ class Engine:
         return norm.item()
 
     def step(self) -> None:
-        """Take a step of the optimizer, and clear the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -152,10 +135,7 @@ class Engine:
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of module, optimizer and precision, for a checkpoint; every process must call this.
-
-        Sharded tensors are gathered on the process of rank 0.
-        """
+        """The state of module, optimizer and precision, gathered on rank 0; every process must call this."""
         optimizer = strategy.gather_optimizer_state(
             self.optimizer.state_dict(), self.optimizer.optimizer, self.bare_module
         )
@@ -172,16 +152,12 @@ class Engine:
         return cast(dict[str, Tensor], strategy.gathered(state))
 
     def load_module_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the state of :meth:`module_state`."""
         own = dict(self.bare_module.named_parameters())
         parts = {name: strategy.part_like(own[name], value) if name in own else value for name, value in state.items()}
         self.bare_module.load_state_dict({**self.frozen, **parts})
 
     def frozen_digest(self) -> str:
-        """A hash of the parameters that are not trained, by which a resumed run knows that it begins with the same.
-
-        Every process must call this.
-        """
+        """A hash of the frozen parameters, so that a resumed run begins with the same; every process must call this."""
         if self._frozen_digest is None:
             digest = hashlib.sha256()
             for name, parameter in self.frozen.items():
@@ -192,11 +168,7 @@ class Engine:
         return self._frozen_digest
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of :meth:`state_dict`.
-
-        Raises:
-            InputError: the parameters that are not trained are not those of the run that wrote it.
-        """
+        """Restore the state of :meth:`state_dict`, if the frozen parameters are those of the run that wrote it."""
         if state["frozen"] != self.frozen_digest():
             raise InputError(
                 "the frozen weights are not those with which the run began, and its checkpoint does not hold them: the "
@@ -222,11 +194,7 @@ def create_precision(settings: BaseSettings) -> Precision:
 
 
 def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
-    """Devices and processes.
-
-    Raises:
-        InputError: the machine does not have such devices, or the processes are not as many as the settings say.
-    """
+    """Devices and processes, if the machine has such devices and the processes are as many as the settings say."""
     launch = settings.launch
     devices, num_nodes = launch.processes_per_node, launch.num_nodes
     if launch.launcher is None and settings.num_processes > 1:
@@ -258,7 +226,6 @@ def join_processes(fabric: Fabric) -> None:
 
 
 def cluster_environment(launch: Launch) -> ClusterEnvironment:
-    """Ranks and addresses for Fabric."""
     if launch.launcher == "torchrun":
         return TorchElasticEnvironment()
     if launch.launcher == "SLURM":
@@ -310,26 +277,11 @@ WARMUP = 10  # steps; without them a run of a few thousand would be evaluated wi
 class WeightAverage:
     """An exponential moving average of parameters, and of the statistics of batch normalization.
 
-    After step t = 1, 2, ..., ``average = d * average + (1 - d) * weights`` with
-    ``d = min(decay, (1 + t) / (10 + t))``, from the initial weights on.
+    After step t = 1, 2, ..., ``average = d * average + (1 - d) * weights`` with ``d = min(decay, (1 + t) / (10 + t))``,
+    from the initial weights on. Without a decay nothing is averaged.
 
     Reference: Polyak and Juditsky, SIAM J. Control Optim. 1992; the decay of the first steps is that of TensorFlow's
     `ExponentialMovingAverage`.
-
-    Args:
-        module: the module that is trained.
-        names: the names of its parameters that are trained.
-        decay: the decay per step; None: nothing is averaged.
-
-    Example:
-        >>> module = nn.Linear(1, 1, bias=False)
-        >>> average = WeightAverage(module, ["weight"], decay=0.5)
-        >>> before = module.weight.item()
-        >>> _ = nn.init.constant_(module.weight, before + 1)
-        >>> average.update(step=1)
-        >>> with average.in_module():
-        ...     print(f"{module.weight.item() - before:.2f}")
-        0.82
     """
 
     def __init__(self, module: nn.Module, names: Iterable[str], decay: float | None) -> None:
@@ -355,7 +307,6 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the average and the weights."""
         for tensor, average in zip(self._parts(), self.averages, strict=True):
             value = tensor.clone()
             tensor.copy_(average)

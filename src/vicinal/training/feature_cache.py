@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +29,19 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval_mode, used_precision
 from vicinal.models.saving import hash_tensors
+from vicinal.training.recipes.settings import TrainingSettings
+from vicinal.training.training_data import num_workers
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import listed, log, track
 from vicinal.utils.errors import InputError, one_line, unreadable
-from vicinal.utils.files import file_digest, hold_lock, write_bytes
+from vicinal.utils.files import cache_folder, file_digest, hold_lock, write_bytes
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
 CHECKSUMS = "features.checksums"  # for each batch: the number of rows, and the SHA-256 of the partial file, so far
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
 LOCK_SECONDS = 7 * 24 * 3600
 NUM_DIGITS = 16
-FEATURES_PER_PASS = 8192
+FEATURES_PER_PASS, IMAGES_PER_PASS = 8192, 64
 MAX_LINE = 200  # bytes of a line of checksums
 
 FeatureDtype = Literal["float32", "float16"]
@@ -47,56 +49,31 @@ FeatureDtype = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class FeatureKey:
-    """Everything that the features in a cache depend on.
+    """Everything that the features in a cache depend on."""
 
-    Args:
-        model: fingerprint of backbone, pooling, transform and precision.
-        images: digest of paths, sizes and modification times of the images.
-        num_images: their number.
-        dim: dimension of the features.
-        dtype: type of the stored numbers.
-        version: that of Vicinal, which reads and transforms the images.
-    """
-
-    model: str
-    images: str
+    model: str  # fingerprint of backbone, pooling, transform and precision
+    images: str  # digest of paths, sizes and modification times
     num_images: int
     dim: int
     dtype: FeatureDtype
-    version: str = __version__
+    version: str = __version__  # reads and transforms the images
 
     @property
     def name(self) -> str:
-        """The name of the cache's folder."""
         return _digest(asdict(self))
 
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    """The pooled features of images.
+    """The pooled features of images."""
 
-    Args:
-        vectors: [n, d], a memory map of a file.
-        rows: the row of each image, by its path and box; images that cannot be read have none.
-        key: everything that the features depend on.
-    """
-
-    vectors: Values
-    rows: dict[str, int]
+    vectors: Values  # [n, d], a memory map of a file
+    rows: dict[str, int]  # by path and box; images that cannot be read have none
     key: FeatureKey
 
 
 class FeatureDataset(ImageDataset):
-    """The images of a table whose features are cached; those that could not be read are left out.
-
-    Args:
-        table: a table of such images.
-        transform: the transform with which they were embedded.
-        features: the features of these images, and perhaps of others.
-
-    Raises:
-        InputError: none of the images could be read.
-    """
+    """The images of a table whose features are cached; those that could not be read are left out."""
 
     def __init__(self, table: Table, transform: ImageTransform, features: CachedFeatures) -> None:
         rows = np.array([features.rows.get(key, -1) for key in table.image_keys], dtype=np.int64)
@@ -128,22 +105,9 @@ def cached_features(
 ) -> CachedFeatures:
     """The pooled features of a table's images, from the cache or, once, from the images.
 
-    They do not depend on the head of the model. Work that was interrupted or killed is continued, and one process
-    writes a cache at a time.
-
-    Args:
-        embedder: the model, with its backbone and pooling.
-        table: the images; an image that it has several times is embedded once.
-        folder: the folder of all caches, with one folder per model and list of images.
-        dtype: type of the stored numbers; float16 halves the file.
-        precision: as in :meth:`Embedder.embed`.
-        batch_size: images per forward pass.
-        num_workers: processes that read images.
-        on_error: raise an error at an image that cannot be read, or skip it.
-
-    Raises:
-        InputError: an image cannot be read, features are not finite, the disk has no room for them, or the folder
-            cannot be written or holds the cache of another model.
+    They do not depend on the head of the model. An image that the table has several times is embedded once. Work that
+    was interrupted or killed is continued, and one process writes a cache at a time. `folder` has one folder per model
+    and list of images.
     """
     distinct = _distinct(table)
     used = used_precision(precision, next(embedder.backbone.parameters()).device)
@@ -158,6 +122,22 @@ def cached_features(
                     log(f"computing the features of {len(distinct):,} images once, into {cache}")
                     _write(cache, key, FeaturePass(embedder, images, used, batch_size, num_workers, on_error))
     return _open(cache, key, images, on_error)
+
+
+def features_by_settings(
+    embedder: Embedder, table: Table, settings: TrainingSettings, dtype: FeatureDtype = "float32"
+) -> CachedFeatures:
+    """The pooled features of a table's images, computed and kept as the settings of a run say."""
+    return cached_features(
+        embedder,
+        table,
+        settings.feature_cache or Path(cache_folder()) / "features",
+        dtype=dtype,
+        precision=cast(Precision, settings.precision.removesuffix("-mixed")),
+        batch_size=settings.micro_batch_size or IMAGES_PER_PASS,
+        num_workers=num_workers(settings.data),
+        on_error=settings.data.on_error,
+    )
 
 
 def embed_features(embedder: Embedder, images: FeatureDataset, device: torch.device, rows: range) -> Floats:
@@ -255,13 +235,11 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
 
 
 def _whole_batches(cache: Path, header: bytes, row_bytes: int, batch_size: int) -> tuple[int, Any, bytes]:
-    """What an interrupted pass has left that is as it was written.
+    """What an interrupted pass has left as it was written: number of rows, digest of header and rows, lines of
+    checksums.
 
     Only whole batches of this size count, so that all are those of an uninterrupted pass, and their features the same
     to the last bit.
-
-    Returns:
-        The number of rows, the digest of the header and of these rows, and the lines of their checksums.
     """
     digest, lines, found = hashlib.sha256(header), b"", (0, hashlib.sha256(header), b"")
     if not ((cache / PARTIAL).exists() and (cache / CHECKSUMS).exists()):
@@ -341,16 +319,7 @@ OnError = Literal["raise", "skip"]
 
 @dataclass(frozen=True)
 class FeaturePass:
-    """A pass of images through backbone and pooling.
-
-    Args:
-        embedder: the model.
-        images: the images.
-        precision: as in :meth:`Embedder.embed`.
-        batch_size: images per forward pass.
-        num_workers: processes that read images.
-        on_error: raise an error at an image that cannot be read, or give it features that are NaN.
-    """
+    """A pass of images through backbone and pooling; images that are skipped get features of NaN."""
 
     embedder: Embedder
     images: ImageDataset

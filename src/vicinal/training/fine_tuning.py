@@ -61,11 +61,7 @@ def check_backbone_settings(settings: TrainingSettings) -> None:
 
 
 def set_up_backbone(embedder: Embedder, settings: TrainingSettings) -> None:
-    """Freeze parts of the backbone or add adapters to it, and set up gradient checkpointing and compilation.
-
-    Raises:
-        InputError: the backbone does not allow it, or a package or a compiler is missing.
-    """
+    """Freeze parts of the backbone or add adapters to it, and set up gradient checkpointing and compilation."""
     _set_trained(embedder, settings.fine_tuning)
     if settings.gradient_checkpointing:
         _set_gradient_checkpointing(embedder)

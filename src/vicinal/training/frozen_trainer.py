@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,27 +13,16 @@ from torch import nn
 
 from vicinal.data import Table
 from vicinal.models import Embedder
-from vicinal.models.execution import Precision, UsedPrecision
+from vicinal.models.execution import UsedPrecision
+from vicinal.training import feature_cache
 from vicinal.training.base_trainer import Batch
-from vicinal.training.feature_cache import (
-    FEATURES_PER_PASS,
-    CachedFeatures,
-    FeatureDataset,
-    cached_features,
-    embed_features,
-    feature_fingerprint,
-    remove_backbone,
-)
+from vicinal.training.feature_cache import CachedFeatures, FeatureDataset
 from vicinal.training.recipes.recipe import Recipe
 from vicinal.training.trainer import Trainer
-from vicinal.training.training_data import num_workers
 from vicinal.training.training_module import TrainingModule
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import cache_folder
 from vicinal.utils.run_folder import RunFolder
-
-IMAGES_PER_PASS = 64
 
 
 class FrozenTrainer(Trainer):
@@ -42,15 +30,13 @@ class FrozenTrainer(Trainer):
 
     The backbone and the pooling stay outside of the module that is trained, and come back when the model is saved: no
     checkpoint holds them, and no device but for the one pass over the images.
-
-    Args:
-        recipe: all settings.
-        table: images, labels and splits.
-        run: the run's folder; training resumes from a checkpoint in it.
     """
 
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
-        _check_frozen_model(recipe.model)
+        if recipe.model["learned_p"]:
+            raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
+        if recipe.model["dim"] is None and recipe.model["norm"] != "layer_affine":
+            raise InputError("model.dim = null must be a number with features = frozen: else no head is trained")
         super().__init__(recipe, table, run)
 
     def _new_module(self, training: Table) -> TrainingModule:
@@ -58,14 +44,14 @@ class FrozenTrainer(Trainer):
         module.micro_batch_size = None  # it is for the images
         self.backbone, self.pooling = module.embedder.backbone, module.embedder.pooling
         for embedder in module.embedders:
-            remove_backbone(embedder)
+            feature_cache.remove_backbone(embedder)
         return module
 
     def _zero_shot_model(self) -> Embedder:
         """The head that leaves features as they are; with the backbone where the model is saved."""
         embedder = super()._zero_shot_model()
         if isinstance(self.embedder.backbone, nn.Identity):
-            remove_backbone(embedder)
+            feature_cache.remove_backbone(embedder)
         return embedder
 
     @contextmanager
@@ -75,25 +61,16 @@ class FrozenTrainer(Trainer):
         try:
             yield self.embedder
         finally:
-            remove_backbone(self.embedder)
+            feature_cache.remove_backbone(self.embedder)
 
     @cached_property
     def features(self) -> CachedFeatures:
-        """The features of the images for training and validation."""
         settings, device = self.settings, self.engine.fabric.device
         used = self.table.frame["split"].isin(["train", "val"]).to_numpy()
         with self._whole_embedder() as embedder:
             embedder.to(device)
-            features = cached_features(
-                embedder,
-                self.table.take(np.flatnonzero(used)),
-                settings.feature_cache or Path(cache_folder()) / "features",
-                dtype=settings.feature_dtype,
-                precision=cast(Precision, settings.precision.removesuffix("-mixed")),
-                batch_size=settings.micro_batch_size or IMAGES_PER_PASS,
-                num_workers=num_workers(settings.data),
-                on_error=settings.data.on_error,
-            )
+            table = self.table.take(np.flatnonzero(used))
+            features = feature_cache.features_by_settings(embedder, table, settings, settings.feature_dtype)
         self.backbone.cpu(), self.pooling.cpu()
         return features
 
@@ -101,7 +78,9 @@ class FrozenTrainer(Trainer):
     def _feature_model(self) -> str:
         """The fingerprint of the features' model, whatever decodes the images: a run may go on without its GPU."""
         with self._whole_embedder() as embedder:
-            return feature_fingerprint(embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed")))
+            return feature_cache.feature_fingerprint(
+                embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed"))
+            )
 
     def _dataset(self, table: Table) -> FeatureDataset:
         return FeatureDataset(table, self.settings.transform, self.features)
@@ -118,11 +97,11 @@ class FrozenTrainer(Trainer):
         self.bare_module.start_epoch(self.progress.epoch)
 
     def _embed_rows(self, images: Any, embedder: Embedder, rows: range) -> Floats:
-        return embed_features(embedder, images, self.engine.fabric.device, rows)
+        return feature_cache.embed_features(embedder, images, self.engine.fabric.device, rows)
 
     @property
     def _test_batch_size(self) -> int:
-        return FEATURES_PER_PASS
+        return feature_cache.FEATURES_PER_PASS
 
     def _extra_state(self) -> dict[str, Any]:
         return {**super()._extra_state(), "features": self._feature_model}
@@ -137,11 +116,3 @@ class FrozenTrainer(Trainer):
     def _write_model(self, metrics: Mapping[str, float]) -> None:
         with self._whole_embedder():
             super()._write_model(metrics)
-
-
-def _check_frozen_model(model: Mapping[str, Any]) -> None:
-    """Raise InputError if arguments of the model leave nothing to train, or would train more than its head."""
-    if model["learned_p"]:
-        raise InputError("model.learned_p = true must be false with features = frozen, which includes the pooling")
-    if model["dim"] is None and model["norm"] != "layer_affine":
-        raise InputError("model.dim = null must be a number with features = frozen: else no head is trained")

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from vicinal.utils.console import printable
@@ -52,9 +52,7 @@ class StopRequest:
         elif time.monotonic() - self._requested_at > SAME_SECONDS:
             raise KeyboardInterrupt
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -101,14 +99,7 @@ def needs_processes(devices: int | None) -> bool:
 def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
     """Run a command of Vicinal in several processes of this machine, and wait for all of them.
 
-    Args:
-        words: of the command, without its name.
-        number: of processes.
-        hint: how to resume, for the message when a process was killed.
-
-    Raises:
-        InputError: this machine is too small for this number.
-        SystemExit: a process failed, with its exit status; its error has been printed.
+    Where one fails, its error is printed, and SystemExit has its status; `hint`, of how to resume, is for a killed one.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -142,8 +133,7 @@ def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
 def leave_error(error: BaseException) -> int | None:
     """Leave an error of this process to the one that started it, and return the exit status.
 
-    Returns:
-        None if this process must print the error itself: it was not started so, or has rank 0 and a reason of its own.
+    None: this process must print the error itself. It was not started so, or has rank 0 and a reason of its own.
     """
     from vicinal.utils import distributed
 

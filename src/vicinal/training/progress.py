@@ -24,33 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Steps, epochs and the best validation score of a run.
-
-    Attributes:
-        step: number of optimizer steps.
-        epoch: number of finished epochs.
-        steps_in_epoch: number of steps in the current epoch.
-        zero_shot: validation score of the pretrained network's own embeddings; -inf without pretrained weights.
-        best: best validation score; -inf before the first.
-        best_epoch: number of finished epochs at the best score.
-        evaluations_since_best: number of evaluations since the best score.
-        score: score of the last evaluation; NaN before the first.
-        loss_sum: sum of the losses of the steps of the current epoch.
-        loss: mean loss of the steps of the last finished epoch; NaN before.
-        seconds: that the run has taken, also before it was resumed.
-    """
+    """Steps, epochs and the best validation score of a run."""
 
     step: int = 0
-    epoch: int = 0
-    steps_in_epoch: int = 0
-    zero_shot: float = -math.inf
-    best: float = -math.inf
-    best_epoch: int = 0
+    epoch: int = 0  # finished epochs
+    steps_in_epoch: int = 0  # in the current epoch
+    zero_shot: float = -math.inf  # score of the pretrained network's own embeddings; -inf without pretrained weights
+    best: float = -math.inf  # -inf before the first evaluation
+    best_epoch: int = 0  # finished epochs at the best score
     evaluations_since_best: int = 0
-    score: float = math.nan
-    loss_sum: float = 0.0
-    loss: float = math.nan
-    seconds: float = 0.0
+    score: float = math.nan  # of the last evaluation; NaN before the first
+    loss_sum: float = 0.0  # of the steps of the current epoch
+    loss: float = math.nan  # mean of the steps of the last finished epoch; NaN before
+    seconds: float = 0.0  # that the run has taken, also before it was resumed
 
     @property
     def keeps_zero_shot(self) -> bool:
@@ -58,12 +44,10 @@ class Progress:
         return self.zero_shot >= self.best > -math.inf
 
     def count_step(self) -> None:
-        """Count a step of the optimizer."""
         self.step += 1
         self.steps_in_epoch += 1
 
     def count_epoch(self) -> None:
-        """Count a finished epoch."""
         self.epoch += 1
         self.loss = self.loss_sum / max(1, self.steps_in_epoch)
         self.steps_in_epoch, self.loss_sum = 0, 0.0
@@ -83,36 +67,15 @@ MIN_EPOCHS, MIN_STEPS = 4, 30
 
 
 def fit_epochs(steps_per_epoch: int) -> int:
-    """The number of epochs of a run whose recipe limits neither epochs nor steps.
-
-    Few images are seen more often: an epoch of theirs has few steps.
-
-    Example:
-        >>> fit_epochs(steps_per_epoch=400), fit_epochs(steps_per_epoch=3)
-        (4, 10)
-    """
+    """The number of epochs of a run that limits neither epochs nor steps; few images are seen more often."""
     return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """The end of a run, by epochs, by steps, or by whichever comes first.
+    """The end of a run, by epochs, by steps, or by whichever comes first; at least one is given.
 
-    Args:
-        epochs: number of epochs; None: no limit.
-        max_steps: number of steps of the optimizer; None: no limit. At least one of the two is given.
-        stop_epoch: number of epochs after which the run ends although the two, and thus its schedule, go on; None: it
-            does not.
-
-    Example:
-        >>> length = RunLength(epochs=None, max_steps=250)
-        >>> progress = Progress(step=200, epoch=2)  # two epochs of 100 steps
-        >>> length.is_reached(progress), length.steps_of_epoch(progress, steps=100), length.num_steps(progress, 100)
-        (False, 50, 250)
-        >>> length.position(progress)
-        'epoch 2, step 200/250'
-        >>> RunLength(epochs=30, max_steps=None, stop_epoch=20).num_steps(Progress(), 100)  # as the schedule sees it
-        3000
+    After `stop_epoch` epochs the run ends although the two, and thus its schedule, go on.
     """
 
     epochs: int | None
@@ -146,7 +109,6 @@ class RunLength:
         return of_epochs if self.max_steps is None else max(of_epochs, progress.step / self.max_steps)
 
     def position(self, progress: Progress) -> str:
-        """Where the run is, for messages."""
         epoch = f"epoch {progress.epoch}" if self.last_epoch is None else f"epoch {progress.epoch}/{self.last_epoch}"
         return epoch if self.max_steps is None else f"{epoch}, step {progress.step}/{self.max_steps}"
 
@@ -158,10 +120,7 @@ def _steps_before(progress: Progress) -> int:
 class CsvLog:
     """A CSV file to which rows are appended.
 
-    Args:
-        path: the file.
-        column: "step" or "epoch"; rows with a value above `last` are removed, as the resumed run writes them again.
-        last: the step or epoch from which the run is resumed; None starts a new file.
+    Rows with a `column`, step or epoch, above `last` are removed, as the resumed run writes them again.
     """
 
     def __init__(self, path: Path, column: str, last: int | None) -> None:
@@ -218,26 +177,17 @@ class Throughput:
         self.restart()
 
     def restart(self) -> None:
-        """Start a new count."""
         self.count, self.since = 0, time.monotonic()
 
     def add(self, count: int) -> None:
-        """Count more images."""
         self.count += count
 
     def per_second(self) -> float:
-        """Images per second since the last restart."""
         return self.count / (time.monotonic() - self.since)
 
 
 class RunLog:
-    """The two logs of a run, in CSV and, where it is installed, in TensorBoard.
-
-    Args:
-        run: the run's folder.
-        step: number of steps after which the run is resumed; 0 for a new run.
-        epoch: number of finished epochs.
-    """
+    """The two logs of a run, in CSV and, where it is installed, in TensorBoard; both go on after these steps."""
 
     def __init__(self, run: RunFolder, step: int, epoch: int) -> None:
         self._steps = CsvLog(run.log, "step", step or None)
@@ -245,7 +195,6 @@ class RunLog:
         self._board = _tensorboard(run.tensorboard, step)
 
     def step(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
-        """Log the values of a training step."""
         self._write(self._steps, "train", step, epoch, values)
 
     def metrics(self, step: int, epoch: float, values: Mapping[str, float]) -> None:
@@ -260,7 +209,6 @@ class RunLog:
                 self._board.add_scalar(tag, value, step)
 
     def close(self) -> None:
-        """Write buffered values."""
         if self._board is not None:
             self._board.close()
 
@@ -279,13 +227,7 @@ MIN_SECONDS = 30  # of a run whose time is worth a line
 
 
 class ProgressDisplay:
-    """Shows on stderr how far a run is.
-
-    Args:
-        length: when the run ends.
-        metric: the metric that decides which weights are best.
-        progress: the progress with which this process starts.
-    """
+    """Shows on stderr how far a run is; this process starts with `progress`."""
 
     def __init__(self, length: RunLength, metric: str, progress: Progress) -> None:
         self.length, self.metric = length, metric
@@ -294,7 +236,6 @@ class ProgressDisplay:
 
     @contextmanager
     def bar(self) -> Iterator[None]:
-        """Show a bar in this context."""
         with progress_bar() as self._bar:
             self._task = self._bar.add_task("training", total=None, note="")
             yield
@@ -309,7 +250,6 @@ class ProgressDisplay:
             self._tell_time(num_steps - progress.step)
 
     def epoch(self, progress: Progress) -> None:
-        """Print the line of a finished epoch."""
         log(f"{self._summary(progress, progress.loss)}, {self._time_left(progress)}")
         self._is_told = True
 

@@ -26,16 +26,7 @@ NUM_HALVINGS = 8  # of the interval of the noise, to less than 0.01
 
 
 def noise_factor(embeddings: Tensor, noise: float, covariance: NoiseCovariance) -> Tensor:
-    """The matrix by which standard normal vectors become noise of the wanted norm and covariance.
-
-    Args:
-        embeddings: float [n, dim].
-        noise: expected norm.
-        covariance: that of the embeddings, or the same variance in all directions.
-
-    Returns:
-        float [dim, dim].
-    """
+    """The matrix [dim, dim] by which standard normal vectors become noise of the wanted norm and covariance."""
     dim = embeddings.shape[1]
     if covariance == "isotropic":
         return torch.eye(dim, device=embeddings.device) * (noise / math.sqrt(dim))
@@ -50,26 +41,9 @@ def matching_noise(
 ) -> float:
     """The noise with which training images are found as often as images of other classes without noise.
 
-    Recall@1 is compared with two images of each class, among as many classes on both sides, so that it does not
-    matter how many classes and images there are.
-
-    Args:
-        training: float [n, dim], L2-normalized.
-        labels: int64 [n], their classes.
-        unseen: float [m, dim], L2-normalized, of other classes.
-        unseen_labels: int64 [m].
-        covariance: of the noise, as for :func:`noise_factor`.
-        seed: of the random numbers.
-
-    Returns:
-        Expected norm of the noise, from 0 to 2; 0 if training images are not easier to find, as where the embedder
-        never saw their classes, or if there are too few images to tell.
-
-    Example:
-        >>> training = F.normalize(torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-        >>> perfect = torch.eye(8).repeat_interleave(2, dim=0)
-        >>> matching_noise(training, np.arange(40) // 4, perfect, np.arange(16) // 2, "embeddings", seed=0)
-        0.0
+    Recall@1 is compared with two images of each class, among as many classes on both sides, so that it does not matter
+    how many classes and images there are. The result is the expected norm, from 0 to 2; 0 if training images are not
+    easier to find, as where the embedder never saw their classes, or if there are too few images to tell.
     """
     num_classes = min(MAX_CLASSES, *(len(_classes_of_pairs(each)) for each in (labels, unseen_labels)))
     if num_classes < 2:
@@ -123,21 +97,10 @@ def _classes_of_pairs(labels: Integers) -> Integers:
 
 
 class TrainingContext:
-    """The training embeddings and their neighbors, with the augmentation of each epoch and batch.
+    """The training embeddings, of length 1 and with the noise of the epoch, and the rows of their neighbors, [n, k].
 
     An epoch is a function of the seed and its number, and a batch of these and its own number, so that a resumed run
     sees what an uninterrupted one sees.
-
-    Args:
-        refiner: whose neighbors are searched.
-        vectors: the embeddings [n, dim], of any length, on the device of training.
-        labels: int64 [n], classes from 0 on.
-        augmentation: of embeddings and neighbors; without noise where it is None.
-        seed: of the recipe.
-
-    Attributes:
-        embeddings: float32 [n, dim], of length 1, with the noise of the epoch.
-        neighbors: int64 [n, k], the rows of the neighbors of each.
     """
 
     def __init__(
@@ -217,21 +180,7 @@ class TrainingContext:
 
 
 def draw_bank(labels: Integers, sizes: Sequence[int], generator: torch.Generator) -> Integers:
-    """Draw one of the sizes for each class, and that number of its images, or all if it has fewer.
-
-    Args:
-        labels: int64 [n], classes from 0 on.
-        sizes: numbers of images per class.
-        generator: of the random numbers.
-
-    Returns:
-        int64 [m], rows in ascending order.
-
-    Example:
-        >>> bank = draw_bank(np.array([0, 0, 0, 1, 1, 1, 2]), [2], torch.Generator().manual_seed(0))
-        >>> np.array([0, 0, 0, 1, 1, 1, 2])[bank]
-        array([0, 0, 1, 1, 2])
-    """
+    """Draw one of the sizes for each class, and that number of its images, or all if it has fewer: rows, ascending."""
     counts = np.bincount(labels)
     drawn = np.array(sizes)[torch.randint(len(sizes), (len(counts),), generator=generator).numpy()]
     shuffled = torch.randperm(len(labels), generator=generator).numpy()

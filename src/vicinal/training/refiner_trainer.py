@@ -34,20 +34,13 @@ ATTENTION, UNIFORM = "right-class attention", "right-class neighbors"
 
 
 class RefinerModule(nn.Module):
-    """Refiner and loss as one module, so that precision wraps both.
-
-    Args:
-        refiner: the model.
-        loss: the loss, with or without parameters.
-        label_smoothing: fraction of the loss that is computed with the labels of the batch in random order.
-    """
+    """Refiner and loss as one module, so that precision wraps both."""
 
     def __init__(self, refiner: ContextRefiner, loss: Loss, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.refiner, self.loss, self.label_smoothing = refiner, loss, label_smoothing
 
     def forward(self, embeddings: Tensor, context: Tensor, mask: Tensor, labels: Tensor) -> LossTerms:
-        """The terms of the loss of the refined embeddings."""
         refined, smoothing = self.refiner(embeddings, context, mask=mask), self.label_smoothing
         terms = self.loss.parts(PairSource.from_distributed_batch(refined, labels))
         if smoothing == 0:
@@ -247,10 +240,12 @@ class RefinerTrainer(BaseTrainer):
         assert self.validation is not None
         metric, before = self.settings.validation.metric, self.validation.before
         if self.progress.best_epoch == 0:
+            names, sizes = self.settings.guardrail_metrics, ", ".join(map(str, self.guardrails))
+            second = f" without a lower {' or '.join(names)}" if names else ""  # the second minimum of an epoch
+            second += f" at all and {sizes} images per class" if sizes else ""
             raise NotBetterError(
                 f"the refiner does not help on classes not trained on: no epoch had a higher {metric} than the "
-                f"{before.metrics[metric]:.2%} of the embeddings themselves{self._guardrail_text()}; no refiner was "
-                "saved"
+                f"{before.metrics[metric]:.2%} of the embeddings themselves{second}; no refiner was saved"
             )
         gain, error = self.validation.after().gain(before, metric)
         if gain < 2 * error:
@@ -259,10 +254,3 @@ class RefinerTrainer(BaseTrainer):
                 f"{100 * gain:.2f} +- {100 * error:.2f} points (mean of {len(self.validation.parts[0].table.classes)} "
                 "classes); no refiner was saved"
             )
-
-    def _guardrail_text(self) -> str:
-        """The second minimum of an epoch, for messages."""
-        names = self.settings.guardrail_metrics
-        sizes = ", ".join(map(str, self.guardrails))
-        text = f" without a lower {' or '.join(names)}" if names else ""
-        return text + (f" at all and {sizes} images per class" if sizes else "")

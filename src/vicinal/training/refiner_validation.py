@@ -24,36 +24,23 @@ MAX_PARTS = 8  # of a validation split; more would cost time and say little more
 
 @dataclass(frozen=True)
 class Scores:
-    """Metrics with the scores of every query.
+    """Metrics with the scores of every query."""
 
-    Attributes:
-        metrics: name -> mean over the queries.
-        per_query: name -> float64 [queries].
-        labels: int64 [queries], the class of each query.
-    """
-
-    metrics: dict[str, float]
-    per_query: dict[str, Doubles]
-    labels: Integers
+    metrics: dict[str, float]  # name -> mean over the queries
+    per_query: dict[str, Doubles]  # name -> [queries]
+    labels: Integers  # [queries]
 
     def gain(self, before: Scores, metric: str) -> tuple[float, float]:
         """The mean over the classes of the gain in a metric, and its standard error."""
         return mean_of_classes(self.per_query[metric] - before.per_query[metric], self.labels)
 
     def gain_in_errors(self, before: Scores, metric: str) -> float:
-        """The gain in standard errors."""
         gain, error = self.gain(before, metric)
         return gain / max(error, 1e-12)
 
 
 class ContextPart:
-    """Images that search each other, with their neighbors.
-
-    Args:
-        refiner: the model.
-        vectors: [n, dim].
-        table: n rows with labels.
-    """
+    """Images that search each other, with their neighbors."""
 
     def __init__(self, refiner: ContextRefiner, vectors: UnitVectors, table: Table) -> None:
         self.method, self.vectors, self.table = Refinement(refiner), vectors, table
@@ -77,9 +64,7 @@ class ContextPart:
 class RefinerValidation:
     """Embeddings of classes that are not trained on, before and after refinement.
 
-    Args:
-        parts: in each of which images search each other; the scores are those of all their queries together.
-        metrics: names of the metrics.
+    Images search each other within each part; the scores are those of all their queries together.
     """
 
     def __init__(self, parts: Sequence[ContextPart], metrics: Sequence[str]) -> None:
@@ -99,7 +84,6 @@ class RefinerValidation:
             return None
 
     def after(self) -> Scores:
-        """The scores of the refined embeddings."""
         return self._scores([part.refined() for part in self.parts])
 
     def _scores(self, vectors: Sequence[Floats]) -> Scores:
@@ -114,21 +98,9 @@ class RefinerValidation:
 
 
 def parts_of_classes(labels: Integers, size: int, seed: int) -> list[Integers]:
-    """Disjoint parts, each of `size` random images of every class that has enough.
+    """Disjoint parts, each of `size` random images of every class that has enough: rows, ascending.
 
-    Args:
-        labels: int64 [n].
-        size: number of images per class.
-        seed: of the random numbers.
-
-    Returns:
-        int64 [size * classes] each, rows in ascending order; as many as the smallest of these classes allows, at most
-        8. No parts if fewer than two classes have enough images.
-
-    Example:
-        >>> parts = parts_of_classes(np.array([0, 0, 0, 0, 1, 1, 1, 1, 2]), size=2, seed=0)
-        >>> [np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])[rows].tolist() for rows in parts]
-        [[0, 0, 1, 1], [0, 0, 1, 1]]
+    As many as the smallest of these classes allows, at most 8; none if fewer than two classes have enough images.
     """
     rng = np.random.default_rng(seed)
     images = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -21,8 +21,8 @@ from vicinal.utils import distributed
 class PrismSelector(nn.Module):
     """Selects the samples of a batch whose labels are probably clean, by a memory of past samples.
 
-    The probability that sample x belongs to its class y is a softmax over classes of the mean similarity to the
-    entries of each class in the memory,
+    The probability that sample x belongs to its class y is a softmax over classes of the mean similarity to the entries
+    of each class in the memory,
 
         p = exp(x v_y) / sum_j exp(x v_j),   v_j the mean of the unit embeddings of class j in the memory.
 
@@ -32,22 +32,6 @@ class PrismSelector(nn.Module):
 
     Reference: Liu et al., "Noise-resistant Deep Metric Learning with Ranking-based Instance Selection", CVPR 2021,
     Section 3.
-
-    Args:
-        noise_rate: assumed fraction of noisy labels, from 0 to below 1.
-        memory_size: number of entries of the memory.
-        window: number of batches over which the threshold is averaged.
-
-    Attributes:
-        active: whether samples are left out; if not, all are selected, and the memory fills.
-
-    Example:
-        >>> prism = PrismSelector(noise_rate=0.25, memory_size=100, window=1)
-        >>> x, labels = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [1.0, 0.1]]), torch.tensor([0, 0, 1, 1])
-        >>> prism(x[:3], labels[:3])  # the memory is empty
-        tensor([True, True, True])
-        >>> prism(x, labels)  # the last one looks like class 0
-        tensor([ True,  True,  True, False])
     """
 
     def __init__(self, noise_rate: float, memory_size: int, window: int) -> None:
@@ -63,11 +47,7 @@ class PrismSelector(nn.Module):
 
     @torch.no_grad()
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The selected samples of embeddings [n, d] with labels int [n]; then they enter the memory.
-
-        Returns:
-            bool [n], on the CPU.
-        """
+        """The selected samples of embeddings [n, d] with labels [n], on the CPU; then they enter the memory."""
         unit, labels = normalize(embeddings.float()), labels.cpu()
         if self.embeddings is not None:  # that of a checkpoint is on the CPU
             self.embeddings = self.embeddings.to(unit.device)
@@ -121,21 +101,12 @@ class PrismSelector(nn.Module):
         return {name: getattr(self, name) for name in ("embeddings", "labels", "next_position", "quantiles")}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore the state of :meth:`get_extra_state`."""
         for name, value in state.items():
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
 
 
 class PrismModule(TrainingModule):
-    """A training module whose loss is computed on the samples that PRISM selects.
-
-    Args:
-        embedder: the model.
-        loss: the loss.
-        selector: selects the samples.
-        warmup_epochs: number of epochs before any samples are left out.
-        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
-    """
+    """A training module whose loss is computed on the samples that PRISM selects, after some epochs on all samples."""
 
     def __init__(
         self,
@@ -166,20 +137,11 @@ class PrismModule(TrainingModule):
 class CoTeachingModule(TrainingModule):
     """Two models with a loss each. In every batch, each selects the samples of smallest loss to train the other.
 
-    The selected fraction falls from 1 to 1 - noise_rate over the first epochs: 1 - noise_rate min(epoch / warmup, 1).
-    The run saves the first of the two models. A step takes twice the time.
+    The selected fraction falls from 1 to 1 - noise_rate over the first epochs: 1 - noise_rate min(epoch / warmup, 1),
+    with the paper's tau and T_k. The run saves the first of the two models. A step takes twice the time.
 
     Reference: Han et al., "Co-teaching: Robust Training of Deep Neural Networks with Extremely Noisy Labels", NeurIPS
     2018, Algorithm 1.
-
-    Args:
-        embedder: the first model.
-        loss: its loss.
-        peer: the second model.
-        peer_loss: its loss.
-        noise_rate: assumed fraction of noisy labels, the paper's tau.
-        warmup_epochs: number of epochs until the fraction 1 - noise_rate is reached, the paper's T_k.
-        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
     """
 
     def __init__(
@@ -252,19 +214,6 @@ class CoTeachingPlusModule(CoTeachingModule):
 
     Reference: Yu et al., "How does Disagreement Help Generalization against Label Corruption?", ICML 2019, Algorithm 1.
     Its published code begins with some epochs of co-teaching, 20 of 200 for CIFAR-10.
-
-    Args:
-        embedder: the first model.
-        loss: its loss, with class probabilities.
-        peer: the second model.
-        peer_loss: its loss.
-        noise_rate: as for :class:`CoTeachingModule`.
-        warmup_epochs: as there.
-        co_teaching_epochs: number of first epochs in which all samples can be selected.
-        micro_batch_size: as for :class:`~vicinal.training.training_module.TrainingModule`.
-
-    Raises:
-        InputError: not exactly one part of the loss has class probabilities.
     """
 
     def __init__(
@@ -303,18 +252,13 @@ def known_noisy(table: Table) -> Tensor | None:
 
 
 class SelectionReport:
-    """Counts of the samples of all processes since the last reset: all, excluded, noisy, and excluded noisy ones.
-
-    Args:
-        noisy: bool [rows], the samples that are known to be noisy; None if that is unknown.
-    """
+    """Counts of the samples of all processes since the last reset: all, excluded, noisy, and excluded noisy ones."""
 
     def __init__(self, noisy: Tensor | None) -> None:
         self.noisy = noisy
         self.reset()
 
     def reset(self) -> None:
-        """Set the counts to zero."""
         self.counts = torch.zeros(4, dtype=torch.int64)
 
     def add(self, selected: Tensor, rows: Tensor) -> None:

@@ -15,21 +15,13 @@ from vicinal.utils.errors import NonFiniteLossError
 
 @dataclass(frozen=True)
 class StepMessage:
-    """The state of a step after its backward pass, which is the same on all processes.
+    """The state of a step after its backward pass, which is the same on all processes."""
 
-    Attributes:
-        loss: the mean loss over processes and batches.
-        terms: the same of each term of the loss; empty in steps that are not logged.
-        is_stopping: whether some process was asked to stop.
-        is_saving: whether the first process wants a checkpoint.
-        shard_squares: the sum of squares of the gradients of all shards of class centers; None without any.
-    """
-
-    loss: float
-    terms: dict[str, float]
-    is_stopping: bool
-    is_saving: bool
-    shard_squares: float | None
+    loss: float  # the mean over processes and batches
+    terms: dict[str, float]  # likewise; empty in steps that are not logged
+    is_stopping: bool  # some process was asked to
+    is_saving: bool  # the first process wants a checkpoint
+    shard_squares: float | None  # the sum of squares of the gradients of all shards; None without any
 
     @classmethod
     def exchange(
@@ -41,13 +33,7 @@ class StepMessage:
         is_saving: bool,
         shard_squares: Tensor | None,
     ) -> StepMessage:
-        """Exchange the parts of all processes; the arguments are those of this process, with the terms of each batch.
-
-        Example:
-            >>> terms = [{"A": torch.tensor(1.0)}, {"A": torch.tensor(2.0)}]
-            >>> StepMessage.exchange(terms, with_terms=False, is_stopping=False, is_saving=True, shard_squares=None)
-            StepMessage(loss=1.5, terms={}, is_stopping=False, is_saving=True, shard_squares=None)
-        """
+        """Exchange the parts of all processes; the arguments are this process's, with the terms of each batch."""
         means = {name: torch.stack([each[name] for each in terms]).double().mean() for name in terms[0]}
         logged = means if with_terms else {}
         squares = [] if shard_squares is None else [shard_squares]
@@ -77,10 +63,7 @@ MAX_SKIPPED_STEPS = 50
 class FiniteCheck:
     """Checks every step of a run.
 
-    Args:
-        scales_loss: whether the loss is scaled. Some gradients are infinite then: loss scaling skips these steps and
-            lowers the scale.
-        sample_name: function of the row of a training image that returns its name.
+    If the loss is scaled, some gradients are infinite: loss scaling skips these steps and lowers the scale.
     """
 
     def __init__(self, scales_loss: bool, sample_name: Callable[[int], str]) -> None:
@@ -90,14 +73,7 @@ class FiniteCheck:
     def check_loss(
         self, step: int, is_finite: bool, terms: Sequence[Mapping[str, Tensor]], batches: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Raise NonFiniteLossError if the loss is not finite on some process, with the first batch of this one.
-
-        Args:
-            step: number of the step, from 1.
-            is_finite: whether the loss is finite on all processes.
-            terms: the terms of the loss of each batch, by name.
-            batches: the batches, with their `rows`.
-        """
+        """Raise NonFiniteLossError if the loss is not finite on some process, with the first such batch of this one."""
         if not is_finite:
             finite = [math.isfinite(sum(value.item() for value in each.values())) for each in terms]
             first = finite.index(False) if False in finite else 0

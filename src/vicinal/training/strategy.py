@@ -126,8 +126,7 @@ def sharded_losses(module: nn.Module) -> dict[str, CenterBasedLoss]:
 def exclude_from_ddp(module: nn.Module, precision: str) -> None:
     """Exclude sharded centers from `DistributedDataParallel`, before it wraps the module.
 
-    Raises:
-        InputError: float16, whose loss scale would differ between processes.
+    float16 is refused, since its loss scale would differ between processes.
     """
     sharded = sharded_losses(module)
     if sharded and precision == "16-mixed":
@@ -155,10 +154,7 @@ def shard_squares(module: nn.Module) -> Tensor | None:
 def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | None = None) -> Tensor:
     """The norm of the gradient with all shards, from that with this process's shards, both [].
 
-    Args:
-        norm: the norm with this process's shards.
-        module: the module.
-        total_squares: the sum of :func:`shard_squares` over processes; None: it is found by a message.
+    `total_squares` is the sum of :func:`shard_squares` over processes; None: it is found by a message.
     """
     own = shard_squares(module)
     if own is None:

@@ -43,17 +43,7 @@ from vicinal.utils.run_folder import TRAIN_RECALL, RunFolder
 def create_training_module(
     recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool = False
 ) -> TrainingModule:
-    """Create model and loss, in the module for the recipe's sample selection.
-
-    Args:
-        recipe: all settings.
-        classes: names of the training classes.
-        num_images: number of training images.
-        resumed: whether the weights will be those of a checkpoint.
-
-    Raises:
-        InputError: the settings contradict each other.
-    """
+    """Create model and loss, in the module for the recipe's sample selection; resumed runs load their weights later."""
     settings = recipe.settings
     torch.manual_seed(settings.seed)
     embedder, loss = _create_model_and_loss(recipe, len(classes))
@@ -70,7 +60,12 @@ def create_training_module(
             selection.noise_rate, selection.memory_size or num_images, selection.window
         )
         return sample_selection.PrismModule(embedder, loss, selector, **more)
-    _require_sample_values(loss, selection.method)
+    for term in loss_terms(loss):
+        if type(term)._anchor_values is Loss._anchor_values:
+            raise InputError(
+                f"sample_selection.method = {selection.method} needs a loss that has a value for each sample; "
+                f"{type(term).__name__} has none"
+            )
     peer, peer_loss = _create_model_and_loss(recipe, len(classes))
     more["noise_rate"] = selection.noise_rate
     if selection.method == "co-teaching":
@@ -107,17 +102,7 @@ def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, 
     return embedder, add_compatibility(loss, recipe.settings, num_classes, embedder.train_output_dim)
 
 
-def _require_sample_values(loss: Loss, method: str) -> None:
-    for term in loss_terms(loss):
-        if type(term)._anchor_values is Loss._anchor_values:
-            raise InputError(
-                f"sample_selection.method = {method} needs a loss that has a value for each sample; "
-                f"{type(term).__name__} has none"
-            )
-
-
-WHITENING_IMAGES = 4096
-"""The largest number of training images whose features initialize the head."""
+WHITENING_IMAGES = 4096  # the largest number of training images whose features initialize the head
 
 
 class Trainer(BaseTrainer):
@@ -153,10 +138,7 @@ class Trainer(BaseTrainer):
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
         self.train_sample = self._train_sample()
         noisy = sample_selection.known_noisy(self.images.table)
-        self.step_selection, self.epoch_selection = (
-            sample_selection.SelectionReport(noisy),
-            sample_selection.SelectionReport(noisy),
-        )
+        self.step_selection, self.epoch_selection = (sample_selection.SelectionReport(noisy) for _ in range(2))
 
     def _train_sample(self) -> ImageDataset | None:
         """The training images that are evaluated too; all are queries and gallery images."""

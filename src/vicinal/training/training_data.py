@@ -37,11 +37,7 @@ from vicinal.utils.errors import InputError
 
 
 def load_training_table(settings: TrainingSettings) -> Table:
-    """The table that a recipe describes, with the splits and the noise of the recipe.
-
-    Raises:
-        InputError: the source is missing, cannot be read or split, or has too few images to train or validate with.
-    """
+    """The table that a recipe describes, with the splits and the noise of the recipe, if it can be trained on."""
     table = load_dataset(settings.data, settings.seed)
     check_trainable(table.subset("train"))
     if "val" in table.splits:
@@ -73,18 +69,11 @@ def require_validatable(table: Table, metric: str) -> None:
 
 
 def sample_training_images(table: Table, num_images: int | None, seed: int) -> Integers | None:
-    """Training images whose recall@1 tells how far they are learned: whole classes, or a part of large ones.
+    """Training images whose recall@1 tells how far they are learned: whole classes, or a part of large ones; rows,
+    ascending.
 
-    Args:
-        table: the training images.
-        num_images: their largest number; None: a twentieth of the images, at least 200 and at most 2,000.
-        seed: of the choice.
-
-    Returns:
-        Their rows, ascending; None if `num_images` is None and no image has another of its class to find.
-
-    Raises:
-        InputError: `num_images` is given, and none of that many images has a positive.
+    At most `num_images`; None: a twentieth of the images, at least 200 and at most 2,000, or no sample at all if no
+    image has another of its class to find.
     """
     number = min(max(len(table) // 20, 200), 2000) if num_images is None else num_images
     has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
@@ -107,16 +96,18 @@ def _classes_with_positives(table: Table) -> npt.NDArray[np.bool_]:
 
 
 def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBatchSampler | RandomBatchSampler:
-    """The batch sampler of this process.
-
-    Raises:
-        InputError: the table does not have enough images, classes or coarse labels for such batches.
-    """
+    """The batch sampler of this process."""
     if settings.coarse_classes_per_batch == 0:
         return create_flat_sampler(settings, table)
+    column = settings.coarse_column
+    if not table.has(column):
+        raise InputError(
+            f"coarse_column = {column}: coarse_classes_per_batch needs coarse labels in this column, which the table "
+            f"does not have; its columns are {', '.join(table.frame.columns)}"
+        )
     return HierarchicalBatchSampler(
         table.labels,
-        _coarse_labels(table, settings.coarse_column),
+        table.frame[column].to_numpy(),
         *fit_batches(settings, table),
         settings.coarse_classes_per_batch,
         coarse_sampling=settings.coarse_sampling,
@@ -149,17 +140,7 @@ def _of_processes(settings: BaseSettings) -> dict[str, Any]:
     return {"num_batches": num_batches, "seed": settings.seed, **process}
 
 
-def _coarse_labels(table: Table, column: str) -> npt.NDArray[np.generic]:
-    if not table.has(column):
-        raise InputError(
-            f"coarse_column = {column}: coarse_classes_per_batch needs coarse labels in this column, which the table "
-            f"does not have; its columns are {', '.join(table.frame.columns)}"
-        )
-    return table.frame[column].to_numpy()
-
-
 def num_workers(data: DataSettings) -> int:
-    """The number of processes that read and transform images."""
     if data.num_workers is not None:
         return data.num_workers
     return 0 if data.cache else min(8, os.cpu_count() or 1)
@@ -168,15 +149,10 @@ def num_workers(data: DataSettings) -> int:
 class TrainLoader:
     """Loads the batches of one epoch after the other.
 
-    Processes hand out pixels as uint8, in parts of at most 128 images, and read two parts each ahead. So they hold
-    at most `2 * 128 * num_workers` images in shared memory, whatever the size of a batch is: 0.3 GB with 8 processes
-    and 224 x 224 pixels. The batch itself is made in this process. They are started with the first batch.
-
-    Args:
-        images: The images, with labels.
-        num_workers: Processes that load them; 0: this one does.
-        device: Where batches are needed: for a GPU they are in page-locked memory, from which they are copied faster.
-        augmentation: "workers" or "device": where images are flipped and their colors changed.
+    Processes hand out pixels as uint8, in parts of at most 128 images, and read two parts each ahead. So they hold at
+    most `2 * 128 * num_workers` images in shared memory, whatever the size of a batch is: 0.3 GB with 8 processes and
+    224 x 224 pixels. The batch itself is made in this process, for a GPU in page-locked memory, from which it is copied
+    faster. Processes are started with the first batch.
     """
 
     def __init__(
@@ -230,20 +206,7 @@ def fit_batches(settings: BaseSettings, table: Table) -> BatchSize:
 
     The number of samples per class is the largest up to 4 for which at most a tenth of the classes with two images have
     too few. The batch is the largest up to 128 images that has equally many classes of every process and of every
-    coarse class.
-
-    Args:
-        settings: `batch_size` and `samples_per_class` may be None.
-        table: the training split, with labels.
-
-    Returns:
-        The sizes. A value that was given stays as it is, even if it does not fit; where there is too little data, the
-        smallest possible batch does not fit either.
-
-    Example:
-        >>> import pandas as pd
-        >>> fit_batches(TrainingSettings(), Table(pd.DataFrame({"label": 3 * ["cat", "dog"]})))
-        BatchSize(batch_size=6, samples_per_class=3)
+    coarse class. A given value stays, even if it does not fit; nor does the smallest possible batch of too little data.
     """
     samples, size = settings.samples_per_class, settings.batch_size
     if samples is None:

@@ -14,19 +14,7 @@ from vicinal.utils.errors import InputError
 
 
 class TrainingModule(nn.Module):
-    """Model and loss as one module, so that precision and processes wrap both.
-
-    Args:
-        embedder: the model.
-        loss: the loss, with or without parameters.
-        micro_batch_size: number of images per forward and backward pass; None: the whole batch at once.
-
-    Raises:
-        InputError: the loss uses features, and samples are selected.
-
-    Attributes:
-        selected: bool [n], the images of this process's last batch that the loss was computed on; None: all.
-    """
+    """Model and loss as one module, so that precision and processes wrap both."""
 
     def __init__(self, embedder: Embedder, loss: Loss, micro_batch_size: int | None = None) -> None:
         super().__init__()
@@ -46,10 +34,8 @@ class TrainingModule(nn.Module):
     def forward(self, images: Tensor, labels: Tensor, augmentation: Tensor | None = None) -> dict[str, Tensor]:
         """The terms of the loss, with this process's images as anchors and those of all processes as references.
 
-        Args:
-            images: uint8 `[n, channels, height, width]`, or another input of the model; whole images are a list.
-            labels: int64 `[n]`.
-            augmentation: float32 `[n, parameters]`, the random changes of the images that are left to the device.
+        Images are uint8 `[n, channels, height, width]`, or another input of the model; whole images are a list.
+        `augmentation`, float32 `[n, parameters]`, has the random changes of the images that are left to the device.
         """
         output = self._embed(self.embedder, images, augmentation)
         embeddings, features = self.embedder.split_output(output)
@@ -78,7 +64,6 @@ class TrainingModule(nn.Module):
 
     @property
     def losses(self) -> list[Loss]:
-        """The loss of each model."""
         return [self.loss]
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:

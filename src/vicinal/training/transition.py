@@ -28,17 +28,11 @@ MAX_ROUNDING = 1e-9  # of a sum of probabilities
 
 
 def corrections(loss: Loss) -> list[ForwardCorrection]:
-    """The forward corrections in a loss."""
     return [part for part in loss.modules() if isinstance(part, ForwardCorrection)]
 
 
 def check_transition(settings: TransitionSettings, loss: Loss, classes: Sequence[str | int]) -> None:
-    """Check before training that each forward correction has one source of its matrix, and that this can be read.
-
-    Raises:
-        InputError: there is a source and no forward correction without noise rate, or the reverse; the file is not a
-            list of confusions of the classes; or the run does not have these classes.
-    """
+    """Check before training that each forward correction has one source of its matrix, and that this can be read."""
     missing = [part for part in corrections(loss) if part.noise_rate is None]
     if settings.source is None and missing:
         raise InputError("loss: ForwardCorrection needs a noise_rate, or a matrix by transition.source")
@@ -55,16 +49,7 @@ def check_transition(settings: TransitionSettings, loss: Loss, classes: Sequence
 
 
 def find_transition(settings: TransitionSettings, images: ImageDataset, device: torch.device) -> Tensor:
-    """The transition matrix that the settings describe, float [classes, classes].
-
-    Args:
-        settings: the source of the matrix.
-        images: the training images.
-        device: where the model of another run embeds them.
-
-    Raises:
-        InputError: as :func:`check_transition`.
-    """
+    """The transition matrix that the settings describe, float [classes, classes]."""
     assert settings.source is not None
     if not Path(settings.source).is_dir():
         return read_transition(settings.source, images.table.classes)
@@ -74,19 +59,10 @@ def find_transition(settings: TransitionSettings, images: ImageDataset, device: 
 
 
 def read_transition(path: str | Path, classes: Sequence[str | int]) -> Tensor:
-    """Read the probabilities with which samples of a class have the label of another one.
+    """Read the probabilities with which samples of a class have the label of another one, float64 [classes, classes].
 
-    Args:
-        path: a CSV file with the columns `label`, `confused_with` and `probability`, one pair of classes per line. A
-            class keeps its label with the remaining probability.
-        classes: names of the classes, in the order of the matrix.
-
-    Returns:
-        float [classes, classes].
-
-    Raises:
-        InputError: the file cannot be read, names a class that is not one of these or a pair twice, or has
-            probabilities below 0 or of more than 1 in all.
+    The CSV file has the columns `label`, `confused_with` and `probability`, one pair of classes per line. A class keeps
+    its label with the remaining probability.
     """
     frame = read_csv(Path(path))
     if sorted(frame.columns) != sorted(COLUMNS):
@@ -121,18 +97,10 @@ def _probability(text: object, place: str) -> float:
 
 
 def class_probabilities(folder: str | Path, images: ImageDataset, device: torch.device) -> Tensor:
-    """The class probabilities of images by the finished model of a run and its class centers.
+    """The class probabilities of images by the finished model of a run and its class centers, float32 [images,
+    classes].
 
-    Args:
-        folder: the run's folder.
-        images: the images, whose labels are those of the run; they are transformed as the model's transform says.
-        device: where they are embedded.
-
-    Returns:
-        float32 [images, classes], on the CPU, in the order of the images' classes.
-
-    Raises:
-        InputError: the run is not finished, or has no class probabilities, other classes or a correction of its own.
+    The images have the labels of the run; they are transformed as the model's transform says.
     """
     run, classes = RunFolder(Path(folder)), images.table.classes
     loss = _loss_of(run, classes)

@@ -117,17 +117,7 @@ def check_list(name: str, value: object, wanted: str) -> None:
 
 
 def check_not_masked(values: object, name: str) -> None:
-    """Check that no value of an array is masked: other functions of NumPy ignore the mask and use masked values.
-
-    Raises:
-        InputError: some are; the message starts with `name`.
-
-    Example:
-        >>> import numpy as np
-        >>> check_not_masked(np.ma.masked_array([1.0, 2.0], mask=[True, False]), "labels")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: labels: 1 of 2 values is masked; give an array in which every value counts
-    """
+    """Raise InputError, which begins with `name`, if a value is masked: other functions of NumPy ignore the mask."""
     import numpy as np  # help does without it
 
     if not isinstance(values, np.ma.MaskedArray):
@@ -152,17 +142,6 @@ def check_plain_values(name: str, value: object) -> None:
     """Check that a value is plain: a number, text, true, false, null, or a list or mapping of plain values.
 
     A mapping with the key `class_path` is refused, as other programs create an object from it.
-
-    Raises:
-        InputError: something is of another type, the keys of a mapping are not text, or the values are nested too
-            deeply or too many.
-
-    Example:
-        >>> check_plain_values("backbone_args", {"layers": [1, 2], "act_layer": "gelu"})
-        >>> check_plain_values("backbone_args", {"act_layer": print})
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: backbone_args.act_layer is of type builtin_function_or_method; give numbers, \
-text, true, false, null, or lists and mappings of these
     """
     pending, count = [(name, value, 0)], 0
     while pending:
@@ -209,19 +188,7 @@ def first_paragraph(kind: type) -> str:
 
 
 def argument_texts(kind: type) -> dict[str, str]:
-    """The description of each argument in the docstrings of a class and its base classes, on one line each.
-
-    Example:
-        >>> class Circle:
-        ...     '''A circle.
-        ...
-        ...     Args:
-        ...         radius: half the diameter,
-        ...             above 0.
-        ...     '''
-        >>> argument_texts(Circle)
-        {'radius': 'half the diameter, above 0.'}
-    """
+    """The description of each argument in the docstrings of a class and its base classes, on one line each."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, after = f"\n{inspect.cleandoc(base.__doc__ or '')}\n".partition("\nArgs:\n")

@@ -16,11 +16,7 @@ def compiled(function: Function, **options: Any) -> Function:
     """Compile a function when it is first called, without the interpreter lock, and cache the code on disk if possible.
 
     The code is compiled in memory if neither the folder of the package nor that of the user can be written, if the disk
-    is full, or if the cached files are damaged; these are then written again.
-
-    Args:
-        function: the function to compile.
-        **options: of `numba.njit`.
+    is full, or if the cached files are damaged; these are then written again. The options are those of `numba.njit`.
     """
     compiled: Any = numba.njit(nogil=True, **options)(function)
     with suppress(RuntimeError):  # no folder can be written

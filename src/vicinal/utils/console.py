@@ -35,16 +35,10 @@ def stderr() -> Console:
 
 
 def printable(text: str) -> str:
-    r"""A text that a terminal shows as it is: characters that would control the terminal are escaped.
-
-    These are the control characters but the end of a line and the tabulator, characters that change the direction of
-    text, and lone surrogates. Labels and file names may hold any of them.
-
-    Example:
-        >>> print(printable("owl\x1b[2J \u202egpj.exe"))
-        owl\x1b[2J \u202egpj.exe
+    """Escape what would control a terminal: control characters but the end of a line and the tabulator, characters that
+    change the direction of text, and lone surrogates. Labels and file names may hold any of them.
     """
-    return "".join(_escape(each) if _is_controlling(each) else each for each in text)
+    return "".join(each.encode("unicode_escape").decode() if _is_controlling(each) else each for each in text)
 
 
 def _is_controlling(character: str) -> bool:
@@ -52,10 +46,6 @@ def _is_controlling(character: str) -> bool:
     if category in ("Cc", "Cs", "Zl", "Zp"):
         return character not in "\n\t"
     return category == "Cf" and unicodedata.bidirectional(character) in BIDIRECTIONAL
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def is_main_process() -> bool:
@@ -69,27 +59,23 @@ def log(message: str) -> None:
         stderr().print(printable(message), markup=False)
 
 
-class _FirstOnly(logging.Filter):
-    """Replaces the retry warnings of a client by one line of this program."""
-
-    is_first = True
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self.is_first:
-            log("the Hugging Face Hub does not answer; trying again a few times (not with HF_HUB_OFFLINE=1)")
-        self.is_first = False
-        return False
-
-
 @contextmanager
 def condensed_retries() -> Iterator[None]:
     """In this context, all warnings of the Hub's client about failed requests become one line."""
-    client, only_first = logging.getLogger("huggingface_hub.utils._http"), _FirstOnly()
-    client.addFilter(only_first)
+    client, is_said = logging.getLogger("huggingface_hub.utils._http"), False
+
+    def say_once(record: logging.LogRecord) -> bool:
+        nonlocal is_said
+        if not is_said:
+            log("the Hugging Face Hub does not answer; trying again a few times (not with HF_HUB_OFFLINE=1)")
+        is_said = True
+        return False
+
+    client.addFilter(say_once)
     try:
         yield
     finally:
-        client.removeFilter(only_first)
+        client.removeFilter(say_once)
 
 
 def duration(seconds: float) -> str:
@@ -153,12 +139,6 @@ def shorten(text: str, max_length: int) -> str:
     """The text; of one that is too long the middle is left out, and a little more is kept of the end.
 
     Words are kept whole if a part of the text is left on both sides.
-
-    Example:
-        >>> shorten("kitchen/cups/espresso", 18), shorten("Garant-Ecological-Medium-Fat-Milk", 24)
-        ('kitchen/…/espresso', 'Garant-…-Fat-Milk')
-        >>> shorten("kindergartenspielzeug", 9)
-        'kin…lzeug'
     """
     if len(text) <= max_length:
         return text
@@ -179,22 +159,13 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def listed(lines: Sequence[str]) -> list[str]:
-    """The first twenty lines, indented, and how many more there are.
-
-    Example:
-        >>> listed(["a.jpg", "b.jpg"])
-        ['  a.jpg', '  b.jpg']
-    """
+    """The first twenty lines, indented, and how many more there are."""
     more = len(lines) - MAX_LISTED
     return [f"  {line}" for line in lines[:MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
 
 
 def aligned(rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
-    """Lay out rows of cells in columns, two spaces apart.
-
-    Args:
-        rows: The cells; all rows have as many.
-        num_left: The number of columns that are aligned on the left; those after them are on the right.
+    """Lay out rows of cells in columns, two spaces apart: the first `num_left` aligned on the left, the others right.
 
     Example:
         >>> print(aligned([["", "images"], ["train", "4"], ["all", "12"]]))

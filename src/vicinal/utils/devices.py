@@ -37,29 +37,15 @@ _before: _Settings = ("highest", {})  # as they were before the first of these
 
 
 def has_kernels(values: Tensor) -> bool:
-    """Whether there are Triton kernels for the device and the type of some values: float32 on a GPU.
-
-    Example:
-        >>> has_kernels(torch.zeros(1))
-        False
-    """
+    """Whether there are Triton kernels for the device and the type of some values: float32 on a GPU."""
     return values.is_cuda and values.dtype == torch.float32 and find_spec("triton") is not None
 
 
 def uses_kernel(values: Tensor, name: str, agrees: Callable[[torch.device], bool]) -> bool:
     """Whether a kernel is used for some values: if there are kernels, and it agrees with PyTorch on their device.
 
-    On the first use on a device the kernel is compiled and compared. If it does not compile or differs, PyTorch's
-    operations are used from then on, with one warning.
-
-    Args:
-        values: the input.
-        name: of the kernel.
-        agrees: computes a small example on a device by the kernel and by PyTorch, and compares the two.
-
-    Example:
-        >>> uses_kernel(torch.zeros(1), "count_above", lambda device: True)
-        False
+    On the first use on a device, `agrees` compiles the kernel and compares its results with those of PyTorch on a small
+    example. If it does not compile or differs, PyTorch's operations are used from then on, with one warning.
     """
     if not has_kernels(values):
         return False
@@ -103,21 +89,12 @@ def tile_elements(device: torch.device) -> int:
 
     A tile of a CPU stays in its cache. A GPU has no cache of such a size and must be kept busy: the larger a tile, the
     fewer kernels are launched.
-
-    Example:
-        >>> tile_elements(torch.device("cpu"))
-        1048576
     """
     return CPU_ELEMENTS if device.type == "cpu" else _of_gpu(device)
 
 
 def default_tile_rows(columns: int, device: torch.device) -> int:
-    """The number of rows with which a tile has the size for its device, or more where matrix products need more.
-
-    Example:
-        >>> default_tile_rows(2**24, torch.device("cpu"))
-        128
-    """
+    """The number of rows with which a tile has the size for its device, or more where matrix products need more."""
     is_divided = device.type == "cpu" and not torch.compiler.is_compiling()  # which cannot ask for the number
     threads = min(torch.get_num_threads(), MAX_THREADS) if is_divided else 1
     return max(MIN_TILE_ROWS, threads * tile_elements(device) // max(columns, 1))
@@ -141,15 +118,6 @@ def ieee_products(device: torch.device) -> AbstractContextManager[None]:
     The settings are those of all threads: the first block that needs it sets them, and they come back at the end of the
     last one, in whatever order threads enter and leave. A backward pass by autograd comes after the block, with the
     settings of then. Code that torch.compile compiles keeps the settings that it is compiled with.
-
-    Example:
-        >>> torch.set_float32_matmul_precision("medium")
-        >>> with ieee_products(torch.device("cpu")):
-        ...     torch.get_float32_matmul_precision()
-        'highest'
-        >>> torch.get_float32_matmul_precision()
-        'medium'
-        >>> torch.set_float32_matmul_precision("highest")
     """
     return nullcontext() if torch.compiler.is_compiling() else _ieee(device)
 

@@ -39,22 +39,10 @@ def own_rows(n: int) -> slice:
 
 
 def all_gather(tensor: Tensor) -> Tensor:
-    """Concatenate the tensors of all processes along the first dimension, in order of rank, with gradients.
+    """Concatenate tensors [n, ...] of all processes along the first dimension, in order of rank, with gradients.
 
-    The gradient of a row is the sum over processes of the gradients that each of them has for it.
-
-    Args:
-        tensor: [n, ...], of the same shape and type on every process.
-
-    Returns:
-        [n * world_size, ...]; the tensor itself if there is one process.
-
-    Raises:
-        InputError: the processes hold tensors of different lengths.
-
-    Example:
-        >>> all_gather(torch.tensor([1.0, 2.0]))
-        tensor([1., 2.])
+    The gradient of a row is the sum over processes of the gradients that each of them has for it. With one process it
+    is the tensor itself; of different lengths it is an InputError.
     """
     if world_size() == 1:
         return tensor
@@ -64,19 +52,7 @@ def all_gather(tensor: Tensor) -> Tensor:
 
 
 def all_gather_labeled(tensor: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`all_gather` of rows and their labels by one message, with the gradients of the rows.
-
-    Args:
-        tensor: [n, d].
-        labels: [n], of any type, on any device.
-
-    Returns:
-        [n * world_size, d] and [n * world_size].
-
-    Example:
-        >>> all_gather_labeled(torch.tensor([[1.0, 2.0]]), torch.tensor([7]))
-        (tensor([[1., 2.]]), tensor([7]))
-    """
+    """:func:`all_gather` of rows [n, d] and their labels [n], of any type and on any device, by one message."""
     if world_size() == 1:
         return tensor, labels
     rows = _on_device_of_group(tensor)
@@ -98,19 +74,7 @@ def equal_lengths() -> Iterator[None]:
 
 
 def all_gather_parts(part: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Concatenate parts of differing, known lengths, without gradient.
-
-    Args:
-        part: [lengths[rank], ...], that of this process.
-        lengths: the length of each process's part.
-
-    Returns:
-        [sum(lengths), ...], in order of rank, on the device of the part.
-
-    Example:
-        >>> all_gather_parts(torch.tensor([1.0, 2.0]), [2])
-        tensor([1., 2.])
-    """
+    """Concatenate parts [lengths[rank], ...] of differing, known lengths in order of rank, without gradient."""
     if world_size() == 1:
         return part
     padded = part.new_zeros((max(lengths), *part.shape[1:]))
@@ -120,18 +84,7 @@ def all_gather_parts(part: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def all_to_all(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Send a part to each process, and get one as long from it, without gradient.
-
-    Args:
-        parts: [n_i] for process i, of one type.
-
-    Returns:
-        The tensor that process i sent to this one, [n_i].
-
-    Example:
-        >>> all_to_all([torch.tensor([1.0, 2.0])])
-        [tensor([1., 2.])]
-    """
+    """Send a part [n_i] to each process i, and get one as long from it, without gradient."""
     if world_size() == 1:
         return list(parts)
     sent, lengths = _on_device_of_group(torch.cat([*parts])), [len(part) for part in parts]
@@ -155,15 +108,7 @@ def all_reduce_mean(value: Tensor) -> Tensor:
 
 
 def all_reduce_values(values: Sequence[float | Tensor]) -> list[float]:
-    """The sum over processes of each of some numbers, by one message.
-
-    Args:
-        values: numbers, or tensors [], on the devices of any processes; as many on every process.
-
-    Example:
-        >>> all_reduce_values([1, torch.tensor(2.5), True])
-        [1.0, 2.5, 1.0]
-    """
+    """The sum over processes of each of some numbers, by one message; tensors [] may be on any device."""
     device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
     device = _on_device_of_group(torch.empty(0, device=device)).device if world_size() > 1 else device
     packed = [torch.as_tensor(value, dtype=torch.float64).detach().to(device, non_blocking=True) for value in values]

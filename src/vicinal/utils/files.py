@@ -30,17 +30,7 @@ DIGESTS = "digests.json"
 
 
 def check_regular_file(path: str | Path) -> None:
-    """Check that a path is a file of data. Opening a pipe may wait for ever, and reading a device may not end.
-
-    Raises:
-        InputError: nothing is there, or a folder, pipe, socket or device.
-
-    Example:
-        >>> check_regular_file("/dev/null")
-        Traceback (most recent call last):
-            ...
-        vicinal.utils.errors.InputError: /dev/null: is a pipe, socket or device; give a file
-    """
+    """Raise InputError unless a path is a file of data: opening a pipe may never return, reading a device never end."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -54,18 +44,7 @@ def check_regular_file(path: str | Path) -> None:
 
 
 def file_digest(path: str | Path) -> str:
-    """The SHA-256 of the content of a file, in hexadecimal digits; hashlib.file_digest needs Python 3.11.
-
-    Raises:
-        OSError: the file cannot be read.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "empty").write_bytes(b"")
-        ...     file_digest(f"{folder}/empty")[:8]
-        'e3b0c442'
-    """
+    """The SHA-256 of the content of a file, in hexadecimal digits; hashlib.file_digest needs Python 3.11."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(DIGEST_BLOCK):
@@ -81,17 +60,7 @@ def write_digests(folder: Path, recursive: bool = False) -> None:
 
 
 def changed_file(folder: Path) -> Path | None:
-    """The first file of which :func:`write_digests` wrote the digest that is not as it was; None if all are.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder, file = Path(name), Path(name, "file")
-        ...     _ = file.write_bytes(b"whole")
-        ...     write_digests(folder)
-        ...     changed_file(folder), file.write_bytes(b"who"), changed_file(folder) == file
-        (None, 3, True)
-    """
+    """The first file of which :func:`write_digests` wrote the digest that is not as it was; None if all are."""
     try:
         digests = dict(json.loads((folder / DIGESTS).read_bytes()))
         for name, digest in digests.items():
@@ -106,11 +75,7 @@ def changed_file(folder: Path) -> Path | None:
 
 
 def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
-    """Write `data` to the file `path` atomically, as :func:`write_blocks` does.
-
-    Raises:
-        OSError: the data cannot be written; its `filename` is `path`.
-    """
+    """Write `data` to the file `path` atomically, as :func:`write_blocks` does."""
     write_blocks(path, [data])
 
 
@@ -119,27 +84,40 @@ def write_blocks(path: str | Path, blocks: Iterable[bytes | memoryview]) -> None
 
     After a crash, a kill or on a full disk the file is unchanged. If several processes write to one path, the last
     one wins. Temporary files of killed processes (see :func:`temporary_files`) are deleted by the next write if they
-    are older than a minute.
-
-    Raises:
-        OSError: the data cannot be written; its `filename` is `path`.
+    are older than a minute. The `filename` of an OSError is `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
     try:
-        with temporary.open("xb") as file:
+        with replace_file(path) as temporary, temporary.open("xb") as file:
             for block in blocks:
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+    _delete_stale(path)
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield the name of a file to write; it replaces `path` if the block succeeds, and is deleted if it fails."""
+    temporary = _temporary(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    _delete_stale(path)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file; an InputError if it is not a file of data or cannot be read."""
+    check_regular_file(path)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def folder_time(folder: Path) -> float:
@@ -173,9 +151,6 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     If `path` is a symbolic link, the folder that it points to is replaced. Where the system can exchange two names in
     one step (Linux, on most file systems), `path` exists at every moment; elsewhere it is moved aside first, and moved
     back if the new folder cannot replace it.
-
-    Raises:
-        OSError: `path` is a file, or cannot be written.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_dir():
@@ -221,45 +196,27 @@ def hold_lock(path: str | Path, timeout: float, purpose: str) -> Iterator[None]:
     """Hold a lock file for a block; one process and one thread hold it at a time.
 
     The system releases the lock when the process ends, however it ends. The file stays, as deleting it would let two
-    processes hold locks on two files of the same name.
-
-    Args:
-        path: the lock file, in a folder that exists.
-        timeout: seconds to wait while another process or thread holds the lock.
-        purpose: the action of the holder, for messages, such as "write the index gallery".
-
-    Raises:
-        InputError: it is still held after `timeout` seconds, or `timeout` is negative.
-        OSError: the file cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, hold_lock(f"{folder}/.lock", 10, "write the index"):
-        ...     sorted(each.name for each in Path(folder).iterdir())
-        ['.lock']
+    processes hold locks on two files of the same name. If it is still held after `timeout` seconds, an InputError says
+    that another process does what `purpose` says, such as "write the index gallery".
     """
     from filelock import FileLock, Timeout
 
-    if not timeout >= 0:
-        raise InputError(f"timeout = {timeout} must be a number of seconds from 0 up")
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         if not timeout:
             raise InputError(f"cannot {purpose}: another process is doing so") from None
         log(f"waiting up to {timeout:g} s to {purpose}: another process is doing so")
         try:
-            lock.acquire(timeout=timeout)
+            held = lock.acquire(timeout=timeout)
         except Timeout:
             raise InputError(
                 f"cannot {purpose}: another process has been doing so for {timeout:g} s; try again later, or wait "
                 "longer with a larger timeout"
             ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def cache_folder(root: str | Path | None = None) -> Path:

@@ -15,22 +15,9 @@ from vicinal.utils.errors import InputError, one_line
 def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions `__getattr__` and `__dir__` of a package whose public names are imported on first use.
 
-    The names and the modules that define them are read from the package's own `if TYPE_CHECKING:` block, so that type
-    checkers, editors and the interpreter see the same imports. The package lists the names in `__all__` as usual.
-
-    Args:
-        package: `__name__` of the package; its `__init__.py` has a block `if TYPE_CHECKING:` of `from` imports with
-            absolute module names.
-
-    Example:
-        The `__init__.py` of a package::
-
-            if TYPE_CHECKING:
-                from vicinal.data.table import Table
-            else:
-                __getattr__, __dir__ = lazy_imports(__name__)
-
-            __all__ = ["Table"]
+    The names and the modules that define them are read from the `from` imports, with absolute names, in the block
+    `if TYPE_CHECKING:` of the package, so that type checkers, editors and the interpreter see the same imports. The
+    package lists the names in `__all__` as usual.
     """
     module = sys.modules[package]
     homes = dict(_type_checking_imports(Path(str(module.__file__)).read_text(encoding="utf-8")))
@@ -62,22 +49,10 @@ def _type_checking_imports(source: str) -> Iterator[tuple[str, str]]:
 
 
 def import_allowed(path: str, allow_imports: Sequence[str]) -> Any:
-    """Import a class or function that a file names.
-
-    Args:
-        path: its import path, such as `my_models.Net`.
-        allow_imports: the packages or modules that the user allows.
+    """Import a class or function by its path, such as `my_models.Net`, if the user allows its module or package.
 
     Raises:
         InputError: its module, or the one that defines it, is in none of them, cannot be imported, or does not have it.
-
-    Example:
-        >>> import_allowed("math.sqrt", ["math"])(4.0)
-        2.0
-        >>> import_allowed("os.system", ["math"])
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: os.system is code that would be imported; if you trust it, add --allow_import \
-os (in Python allow_imports=["os"])
     """
     module, _, name = path.rpartition(".")
     if not module or not any(is_in(module, package) for package in allow_imports):
@@ -98,25 +73,15 @@ os (in Python allow_imports=["os"])
 
 
 def is_in(module: str, package: str) -> bool:
-    """Whether a module is a package or in it.
-
-    Example:
-        >>> is_in("my_models.nets", "my_models"), is_in("my_models_2", "my_models")
-        (True, False)
-    """
+    """Whether a module is a package or in it."""
     return f"{module}.".startswith(f"{package}.")
 
 
 def import_module(module: str) -> None:
-    """Import a module that the user allows.
-
-    Raises:
-        InputError: its import fails, whatever its code raises.
-    """
+    """Import a module that the user allows; an InputError gives whatever its code raises."""
     if module in sys.modules:
         return
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever the user's own code raises
-        reason = one_line(str(error), 200) or type(error).__name__
-        raise InputError(f"--allow_import {module}: it cannot be imported ({reason})") from error
+        raise InputError(f"--allow_import {module}: it cannot be imported ({one_line(error, 200)})") from error

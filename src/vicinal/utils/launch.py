@@ -24,10 +24,6 @@ class Launch:
         world_size: number of processes on all nodes; without launcher 1, as the settings say how many there will be.
         rank: number of this process among them.
         processes_per_node: number of processes on each node; where nodes differ, on one of them.
-
-    Example:
-        >>> Launch.of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
-        Launch(launcher='torchrun', world_size=8, rank=5, processes_per_node=4)
     """
 
     launcher: str | None
@@ -58,12 +54,7 @@ class Launch:
 
 
 def check_launch(devices: int | None, num_nodes: int | None, environment: Mapping[str, str] | None = None) -> Launch:
-    """Check the settings of a run against the processes that were started.
-
-    Args:
-        devices: the number of processes on each node that the settings want; None: as many as there are.
-        num_nodes: the same of nodes.
-        environment: environment variables; None: those of this process.
+    """Check how many processes on each node and nodes the settings of a run want, None for any, against those that run.
 
     Raises:
         InputError: the settings want others, or several nodes without a launcher; or the environment is incomplete.

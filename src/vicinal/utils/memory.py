@@ -26,22 +26,7 @@ CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Check that memory is available for an allocation, and some more for its use.
-
-    Args:
-        num_bytes: the estimate.
-        what: the purpose of the memory; the message of an error starts with it.
-
-    Raises:
-        InputError: it is more than 80 % of the available memory; the message has both figures.
-
-    Example:
-        >>> check_memory(2**60, "a.npy")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        vicinal.utils.errors.InputError: a.npy: about 1,152,921,504.6 GB of memory are needed, 80 % of the ... GB \
-that are available can be used
-    """
+    """Raise InputError, which begins with `what`, if an allocation takes more than 80 % of the available memory."""
     available = available_memory()
     if num_bytes > MAX_FRACTION * available:
         needed = f"about {num_bytes / 1e9:,.1f} GB of memory are needed"
@@ -151,27 +136,16 @@ def _is_glibc() -> bool:
 
 
 def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
-    """Write blocks of rows to a temporary file without a name, and map it into memory.
+    """Write blocks of rows to a temporary file without a name, as float32, and map it into memory, read-only.
 
     The system deletes the file as soon as no process maps it, also when they are killed. It is in the folder that the
     environment variable `TMPDIR` names. Of the processes of a group on one machine, which all call this function, the
     first consumes the blocks, and the others map its file.
 
     Args:
-        blocks: [some, dim] each; they are converted to float32.
+        blocks: [some, dim] each.
         shape: the rows and columns of all blocks together.
-        what: the name of the rows; the message of an error starts with it.
-
-    Returns:
-        float32 [rows, dim], read-only.
-
-    Raises:
-        InputError: there is not enough space.
-
-    Example:
-        >>> import numpy as np
-        >>> temporary_map([np.zeros((1, 2), np.float32), np.ones((2, 2), np.float32)], (3, 2), "vectors").sum()
-        np.float32(4.0)
+        what: the name of the rows, for the InputError if there is not enough space.
     """
     from vicinal.utils import distributed  # imports torch, which quick commands do without
 

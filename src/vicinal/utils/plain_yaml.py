@@ -75,11 +75,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """The nodes of a text, each with its line.
-
-    Raises:
-        yaml.YAMLError: it is not YAML; a :class:`LimitProblem` if it exceeds a limit or a value contains itself.
-    """
+    """The nodes of a text, each with its line; a :class:`LimitProblem` if it is too large or contains itself."""
     _check_depth(text)
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     if node is not None:
@@ -88,18 +84,11 @@ def compose_yaml(text: str) -> yaml.Node | None:
 
 
 def load_yaml(text: str) -> Any:
-    """The plain values of a text.
-
-    Raises:
-        yaml.YAMLError: as for :func:`compose_yaml`; a :class:`ValueProblem` if a value is not plain.
+    """The plain values of a text; raises :class:`ValueProblem` if a value is not plain.
 
     Example:
         >>> load_yaml("{lr: 1e-4, sizes: [1, 2]}")
         {'lr': 0.0001, 'sizes': [1, 2]}
-        >>> load_yaml("!!python/object/apply:os.getcwd []")
-        Traceback (most recent call last):
-        vicinal.utils.plain_yaml.ValueProblem: the tag !!python/object/apply:os.getcwd is not a plain value
-          in "<unicode string>", line 1, column 1
     """
     node = compose_yaml(text)
     return None if node is None else construct_yaml(node)

@@ -129,7 +129,7 @@ class RunFolder:
         with self.in_use():
             if is_main_process():
                 self._check_unbegun()
-                for path in self._first_files if self.path.exists() else ():
+                for path in self._first_files:
                     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             yield
 
@@ -161,15 +161,12 @@ class RunFolder:
     def _locked(self) -> Iterator[None]:
         from filelock import FileLock, Timeout
 
-        lock = FileLock(self.lock)
         try:
-            lock.acquire(timeout=0)
+            held = FileLock(self.lock).acquire(timeout=0)
         except Timeout:
             raise InputError(f"{self.path} is in use: {self._owner()} trains there; wait for it or stop it") from None
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     def _owner(self) -> str:
         words = one_line(self.lock.read_text(errors="replace"), 80) if self.lock.is_file() else ""

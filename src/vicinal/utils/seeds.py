@@ -13,15 +13,7 @@ GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, the incr
 
 
 def derive_seed(*numbers: int) -> int:
-    """Derive a 64-bit seed from several integers; different integers give statistically independent seeds.
-
-    Args:
-        numbers: Integers of at least 0.
-
-    Example:
-        >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
-        (True, False)
-    """
+    """Derive a 64-bit seed from integers of at least 0; different integers give statistically independent seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
@@ -35,20 +27,9 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def uniform(seed: int, keys: Tensor, num_samples: int) -> Tensor:
-    """Uniform random numbers in [0, 1) that depend on the seed and the key alone, not on how the keys are batched.
+    """Random numbers [n, num_samples] in [0, 1), multiples of 2**-24, that depend on the seed and the key alone.
 
-    Args:
-        seed: An integer of at least 0.
-        keys: int64 [n].
-        num_samples: Random numbers per key.
-
-    Returns:
-        float32 [n, num_samples], multiples of 2**-24.
-
-    Example:
-        >>> whole = uniform(0, torch.arange(4), 2)
-        >>> torch.equal(whole[2:], uniform(0, torch.arange(2, 4), 2))
-        True
+    They do not depend on how the keys, int64 [n], are batched.
     """
     return _uniform(keys, _to_int64(seed), num_samples)
 

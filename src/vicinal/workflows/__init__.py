@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal.workflows.batch_embedder import BatchEmbedder
     from vicinal.workflows.calibrate import calibrate_source
     from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
     from vicinal.workflows.clean import find_problems_of_source
     from vicinal.workflows.embedded_table import EmbeddedTable
-    from vicinal.workflows.embedding_reader import EmbeddingReader, embed_several
+    from vicinal.workflows.embedding_reader import BatchEmbedder, EmbeddingReader, embed_several
     from vicinal.workflows.evaluate import EvaluatedSource, evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.export import export_source
     from vicinal.workflows.individuals import apply_identity_decisions, enrolled_quality
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.shards import embed_shard
     from vicinal.workflows.source import Source
     from vicinal.workflows.tuning.sweep import SweepCell, SweepResult, sweep
-    from vicinal.workflows.tuning.tune import tune
-    from vicinal.workflows.tuning.tune_result import TuneResult
+    from vicinal.workflows.tuning.tune import TuneResult, tune
     from vicinal.workflows.upgrade import roll_back, upgrade_index
     from vicinal.workflows.upgrade_comparison import GenerationComparison
 

@@ -25,12 +25,7 @@ NO_GROUP = "(none)"  # of gallery images, where groups are text
 
 @dataclass(frozen=True)
 class CalibratedSource:
-    """A calibration, and the results for other false-accept rates.
-
-    Attributes:
-        calibration: of the rate that was asked for.
-        points: as of :func:`vicinal.evaluation.calibration`.
-    """
+    """A calibration of the rate that was asked for, and the results for other rates."""
 
     calibration: Calibration
     points: pd.DataFrame
@@ -97,11 +92,7 @@ def calibrate_source(
 
 
 def with_gallery(queries: EmbeddedTable, gallery: EmbeddedTable) -> EmbeddedTable:
-    """Queries that search among themselves and among further images; of an image that is in both, one is kept.
-
-    Raises:
-        InputError: the gallery has no labels, or other dimensions, or is of another model.
-    """
+    """Queries that search among themselves and among further images; of an image that is in both, one is kept."""
     if not gallery.table.has("label"):
         raise InputError("the images of the gallery have no labels, which a calibration needs")
     fingerprints = {queries.fingerprint, gallery.fingerprint} - {None}
@@ -134,7 +125,6 @@ def _joined(queries: pd.DataFrame, gallery: pd.DataFrame) -> pd.DataFrame:
 
 
 def _log_doubts(calibration: Calibration, table: Table) -> None:
-    """Log doubts about a calibration with the images of a table."""
     rate, level = calibration.false_accept_rate, calibration.confidence_level
     if "train" in table.splits:
         log("training images are among these: their classes are easier than others, so the threshold is too high or "

@@ -42,19 +42,15 @@ class CalibrationPlaces:
             OSError: a file cannot be written.
         """
         if self.index is not None:
-            _keep_in_index(self.index, calibration)
+            from vicinal.retrieval import Index
+
+            with Index.open(self.index) as index:
+                index.calibration = calibration
+                warn_of_larger_gallery(self.index, index)
         files = [None if self.model is None else self.model / CALIBRATION, self.file]
         for path in filter(None, files):
             calibration.save(path)
         return [str(path) for path in (self.index, *files) if path is not None]
-
-
-def _keep_in_index(folder: Path | str, calibration: Calibration) -> None:
-    from vicinal.retrieval import Index
-
-    with Index.open(folder) as index:
-        index.calibration = calibration
-        warn_of_larger_gallery(folder, index)
 
 
 def warn_of_larger_gallery(folder: str | Path, index: ImageIndex) -> None:
@@ -71,12 +67,7 @@ def warn_of_larger_gallery(folder: str | Path, index: ImageIndex) -> None:
 
 
 def model_folder(name: str) -> Path | None:
-    """The folder of a saved model, by its own path or that of its run; None for other sources and names.
-
-    Example:
-        >>> model_folder("timm/resnet50") is None
-        True
-    """
+    """The folder of a saved model, by its own path or that of its run; None for other sources and names."""
     run = RunFolder(Path(name))
     kind = Source(name).kind
     if kind == "run" and run.model.is_dir():
@@ -107,17 +98,7 @@ def stored_calibration(model: str, fingerprint: str | None) -> Calibration | Non
 
 
 def calibration_of(source: str, embedded: EmbeddedTable, model: str | None, file: str | None) -> Calibration:
-    """The calibration of embeddings: that of a file, or else that of their index, their model or their run.
-
-    Args:
-        source: the name of the source.
-        embedded: its embeddings.
-        model: the name of the model that embedded them; None: the source is a run, or holds embeddings.
-        file: a .json file.
-
-    Raises:
-        InputError: there is none, it cannot be read, or it is for embeddings of another model.
-    """
+    """The calibration of embeddings: that of a file, or else that of their index, their model or their run."""
     from vicinal.retrieval import ImageIndex
 
     if file is not None:

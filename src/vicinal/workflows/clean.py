@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from vicinal.analysis import Findings, ImageFacts, find_problems, image_facts
-from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.data.cleaning_decisions import common_folder
 from vicinal.data.table import Table
 from vicinal.data.table_files import read_csv, write_table
-from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedding_reader import EmbeddingReader
@@ -45,7 +43,11 @@ def find_problems_of_source(
     """
     findings = _find(reader, source, asdict(settings or CleanSettings()), split)
     if len(findings.label_errors):
-        _warn_of_unlike_neighbors(findings.neighbors.with_positives())
+        agreement = findings.neighbors.with_positives().same_class[:, 0].mean()
+        if agreement < MIN_AGREEMENT:
+            log(f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels "
+                "are wrong, or the model does not separate the classes and most findings are false; --model takes "
+                "another")  # fmt: skip
     return findings
 
 
@@ -62,27 +64,16 @@ def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: 
     table = reader.read_table(source, split)
     reader.check_model(source)  # before all images are read
     facts = image_facts(table)
-    rows = _readable(facts, source)
+    rows = np.flatnonzero((facts.frame["error"] == "").to_numpy())
+    if len(rows) < MIN_IMAGES:
+        first = f"; {facts.broken['error'][0]}" if len(facts.broken) else ""
+        raise InputError(f"{source}: {len(rows)} of {len(facts.frame)} images can be read; two are needed{first}")
     vectors = reader.embed_function(source)(table.take(rows)).vectors
     return find_problems(vectors, table, facts, embedded_rows=rows, **options)
 
 
-def _warn_of_unlike_neighbors(neighbors: QueryNeighbors) -> None:
-    agreement = neighbors.same_class[:, 0].mean()
-    if agreement < MIN_AGREEMENT:
-        log(
-            f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels are "
-            "wrong, or the model does not separate the classes and most findings are false; --model takes another"
-        )
-
-
 def write_findings(path: str | Path, findings: Findings) -> None:
-    """Write findings to a .csv or .parquet file, one row per image and finding, with columns for decisions.
-
-    Raises:
-        InputError: the name ends otherwise.
-        OSError: the file cannot be written.
-    """
+    """Write findings to a .csv or .parquet file, one row per image and finding, with columns for decisions."""
     write_table(Path(path), findings.to_frame())
 
 
@@ -101,9 +92,6 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
     """The folder that all images of a source are in, those that are not selected too; None if all are selected.
 
     Paths below it tell an image of one split from that of the same name in another.
-
-    Raises:
-        InputError: the source cannot be read.
     """
     if split in (None, "all") and reader.where is None:
         return None
@@ -113,14 +101,6 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
         warnings.simplefilter("ignore")
         table = whole.embed(source, "all").table if is_stored else whole.read_table(source, "all")
     return common_folder(table.paths) if table.has("path") else None
-
-
-def _readable(facts: ImageFacts, source: str) -> Integers:
-    rows = np.flatnonzero((facts.frame["error"] == "").to_numpy())
-    if len(rows) < MIN_IMAGES:
-        first = f"; {facts.broken['error'][0]}" if len(facts.broken) else ""
-        raise InputError(f"{source}: {len(rows)} of {len(facts.frame)} images can be read; two are needed{first}")
-    return rows
 
 
 def _facts(table: Table) -> ImageFacts | None:

@@ -15,11 +15,7 @@ from vicinal.workflows.settings import EvaluationSettings
 def learn_adapter(
     source: EmbeddedTable, target: EmbeddedTable, method: Method = "procrustes", alpha: float = 1.0
 ) -> LinearAdapter:
-    """Learn a linear map between the embeddings of the same images by two models, which the adapter names.
-
-    Raises:
-        InputError: other images, or as :meth:`~vicinal.retrieval.LinearAdapter.fit`.
-    """
+    """Learn a linear map between the embeddings of the same images by two models, which the adapter names."""
     check_same_images(source.table, target.table, "the two embeddings")
     models = source.fingerprint, target.fingerprint
     return LinearAdapter.fit(source.vectors, target.vectors, method, alpha, models)
@@ -33,18 +29,8 @@ def compare_across(
 ) -> tuple[ResultsTable, list[str]]:
     """Evaluate an old and a new model, and queries of the new one against the gallery of the old one.
 
-    Args:
-        sources: the embeddings of the same images by the old model, then by the new one.
-        settings: the metrics.
-        adapter: maps embeddings of the old model to the new one, or the other way.
-        tolerance: the loss of an upgrade without embedding the gallery anew that is accepted, from 0 to 1.
-
-    Returns:
-        The results by query side/gallery side, compared with `old/old`; and what
-        :func:`~vicinal.evaluation.upgrade_warnings` tells.
-
-    Raises:
-        InputError: not two sources of the same images; or the adapter is for another model.
+    The adapter maps embeddings of either model to the other. Returns the results by query side/gallery side, compared
+    with `old/old`; and what :func:`~vicinal.evaluation.upgrade_warnings` tells.
     """
     if len(sources) != 2:
         raise InputError(f"{len(sources)} sources; give the embeddings of an old model and of a new one")

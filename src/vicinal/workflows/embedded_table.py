@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os.path import basename
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from vicinal.export.exported_embedder import ExportedEmbedder
     from vicinal.models import Embedder
     from vicinal.retrieval import ImageIndex, PCAWhitening
-
-_UNNAMED: dict[str, str | None] = dict.fromkeys(COLUMN_FLAGS)
-_NONE_NAMED: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -85,21 +81,13 @@ def load_index(source: str, mapped: bool = False) -> EmbeddedTable:
 
 
 def load_file(
-    source: str, mapped: bool = False, columns: Mapping[str, str] = _NONE_NAMED, labels: str | None = None
+    source: str, mapped: bool = False, columns: Mapping[str, str] | None = None, labels: str | None = None
 ) -> EmbeddedTable:
     """Embeddings of a file or a folder of shards, with their own table or that of a file of labels.
 
-    Args:
-        source: the file or folder.
-        mapped: whether embeddings are mapped into memory, see :func:`~vicinal.data.load_embeddings`.
-        columns: the names of the columns of paths and labels, by flag.
-        labels: a file of labels, see :func:`~vicinal.data.load_labels`, instead of the table of the source. It gets
-            the paths of that table, if it has none.
-
-    Raises:
-        InputError: a file cannot be read, a column does not exist, or there is not one label per embedding, in the same
-            order where both tables have paths.
+    A table of labels without paths gets those of the table of the source. `columns` names the columns by flag.
     """
+    columns = columns or {}
     if labels is None:
         vectors, table = embedding_files.load_embeddings(source, mapped)
         return EmbeddedTable(vectors, with_named_columns(table, source, columns), source)
@@ -112,11 +100,7 @@ def load_file(
 
 
 def _with_own_images(table: Table, labels: str, source: str) -> Table:
-    """A table of labels with the paths that the file of embeddings knows, if the labels have none of their own.
-
-    Raises:
-        InputError: both have paths, and these are not of the same files; their folders may differ.
-    """
+    """A table of labels with the paths that the file of embeddings knows, if the labels have none of their own."""
     own = embedding_files.read_own_images(source)
     if "path" not in own or len(own) != len(table):
         return table
@@ -136,19 +120,12 @@ def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) ->
     """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
 
     Stored tables have them already, and may be asked for by the names that they had before.
-
-    Args:
-        table: as it was read.
-        source: the file or folder that it was read from.
-        columns: the names, by flag.
-
-    Raises:
-        InputError: the table has neither a column of the name nor a usual one.
     """
     for flag, name in columns.items():
         usual, known = COLUMN_FLAGS[flag], list(table.frame.columns)
         if name in known:
-            table = Table.from_frame(table.frame, Path(source).parent, **{**_UNNAMED, flag: name})
+            names: dict[str, str | None] = {**dict.fromkeys(COLUMN_FLAGS), flag: name}
+            table = Table.from_frame(table.frame, Path(source).parent, **names)
         elif usual not in known:
             raise InputError(f"{source}: no column {name!r}; the columns are {', '.join(known) or 'none'}")
     return table
@@ -163,27 +140,9 @@ def map_rows(vectors: Floats, rows: Integers, source: str) -> Floats:
     return temporary_map(blocks, (len(rows), vectors.shape[1]), source)
 
 
-def with_cost(stored: EmbeddedTable, kind: Literal["embeddings", "index"]) -> EmbeddedTable:
-    """Stored embeddings, whose model is unknown, with the known costs."""
-    from vicinal.evaluation.model_costs import ModelCost
-
-    return replace(stored, cost=ModelCost(kind, stored.vectors.shape[1]))
-
-
 @dataclass(frozen=True)
 class Postprocessing:
-    """The steps after a model.
-
-    Args:
-        whitening: is applied first; None: no whitening.
-        dim: the number of first dimensions that are kept, normalized; None: all.
-
-    Example:
-        >>> import numpy as np
-        >>> steps = Postprocessing(dim=1)
-        >>> steps.names, steps.apply(np.array([[0.6, 0.8]], np.float32))
-        (('dim 1',), array([[1.]], dtype=float32))
-    """
+    """The steps after a model: whitening, then the first `dim` dimensions, normalized; None leaves a step out."""
 
     whitening: PCAWhitening | None = None
     dim: int | None = None
@@ -214,11 +173,7 @@ class Postprocessing:
         return replace(embedded, vectors=vectors, postprocessing=steps)
 
     def check_model(self, model: Embedder | ExportedEmbedder) -> None:
-        """Check before anything is embedded that a model has enough dimensions; warn if they are not trained.
-
-        Raises:
-            InputError: it has fewer.
-        """
+        """Check before anything is embedded that a model has enough dimensions; warn if they are not trained."""
         if self.dim is None or self.whitening is not None:
             return
         check_dim(self.dim, model.dim)
@@ -236,17 +191,7 @@ class Postprocessing:
 
 
 def trained_dims(recipe: Mapping[str, Any]) -> list[int]:
-    """The dimensions of the prefixes that a model was trained for by :class:`~vicinal.matryoshka.Matryoshka`.
-
-    Args:
-        recipe: of the model, which names the loss; empty if unknown.
-
-    Example:
-        >>> trained_dims({"loss": {"class_path": "Matryoshka", "init_args": {"dims": [32, 64]}}})
-        [32, 64]
-        >>> trained_dims({})
-        []
-    """
+    """The dimensions of the prefixes for which a model was trained by Matryoshka losses, as its recipe says."""
     return sorted({dim for dim in _matryoshka_dims(recipe.get("loss")) if isinstance(dim, int)})
 
 

@@ -9,10 +9,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks import BENCHMARKS
 from vicinal.data.columns import COLUMN_FLAGS, named_columns
+from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import ExportedEmbedder, engine_name
 from vicinal.models.execution import usable_device
@@ -20,14 +22,16 @@ from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows.batch_embedder import BatchEmbedder
-from vicinal.workflows.embedded_table import EmbeddedTable, map_rows, with_cost
+from vicinal.workflows.embedded_table import EmbeddedTable, map_rows
 from vicinal.workflows.models import EmbeddingOptions, load_model
 from vicinal.workflows.source import Source, columns_of_run, data_settings_of_run, selected_rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vicinal.data.batches.image_dataset import ImageDataset
     from vicinal.data.containers.listing import ListedImages
+    from vicinal.data.images.image_ops import Normalize
     from vicinal.models import Embedder
 
 OnError = Literal["raise", "skip"]
@@ -78,11 +82,7 @@ class EmbeddingReader(EmbeddingOptions):
         """
         given = self.source(source)
         if given.is_stored:
-            self._refuse_image_options(source)
-            stored = given.stored(self.mapped)
-            columns: Mapping[str, str] = getattr(stored.origin, "made_with", {})  # of an index
-            selected = self._select(stored, split, self.labels or source, columns)
-            return with_cost(selected, given.kind) if self.measure else selected  # type: ignore[arg-type]
+            return self._stored(given, split)
         if given.kind == "embedder":
             raise InputError(f"{source} is a model and holds no images: evaluate it with --images, else give --model")
         table, model = self.read_table(source, split), self._model_of(source)
@@ -172,7 +172,7 @@ class EmbeddingReader(EmbeddingOptions):
         if self.on_error is not None:
             return self.on_error
         if Source(source).kind == "run":
-            return _on_error_of_run(RunFolder(Path(source)))
+            return "skip" if data_settings_of_run(RunFolder(Path(source))).get("on_error") == "skip" else "raise"
         return self.folder_on_error if Path(source).is_dir() and source not in BENCHMARKS else "raise"
 
     def _embed(
@@ -232,20 +232,24 @@ class EmbeddingReader(EmbeddingOptions):
         except UnreadableImageError as error:
             raise InputError(f"{error}; --on_error skip leaves out such images") from None
 
-    def _refuse_image_options(self, source: str) -> None:
+    def _stored(self, source: Source, split: str | None) -> EmbeddedTable:
+        """The selected rows of stored embeddings, after the steps of the options."""
         for option in ("model", "weights", "pooling", "scales"):
             if getattr(self, option) is not None:
-                raise InputError(f"{source} holds embeddings already; leave out --{option}, or name the images")
-
-    def _select(
-        self, embedded: EmbeddedTable, split: str | None, source: str, columns: Mapping[str, str] | None = None
-    ) -> EmbeddedTable:
-        """Return the selected rows, whitened."""
-        rows = self._rows(embedded.table, split, source, columns or {})
+                raise InputError(f"{source.name} holds embeddings already; leave out --{option}, or name the images")
+        embedded, name = source.stored(self.mapped), self.labels or source.name
+        columns: Mapping[str, str] = getattr(embedded.origin, "made_with", {})  # of an index
+        rows = self._rows(embedded.table, split, name, columns)
         if len(rows) < len(embedded.table):
-            vectors = map_rows(embedded.vectors, rows, source) if self.mapped else embedded.vectors[rows]
+            vectors = map_rows(embedded.vectors, rows, name) if self.mapped else embedded.vectors[rows]
             embedded = replace(embedded, vectors=vectors, table=embedded.table.take(rows))
-        return self.postprocessing.apply_to(embedded, self.mapped)
+        embedded = self.postprocessing.apply_to(embedded, self.mapped)
+        if not self.measure:
+            return embedded
+        from vicinal.evaluation.model_costs import ModelCost
+
+        kind: Any = source.kind
+        return replace(embedded, cost=ModelCost(kind, embedded.vectors.shape[1]))
 
     def _rows(self, table: Table, split: str | None, source: str, columns: Mapping[str, str]) -> Integers:
         """The selected rows; `columns` are the names that the source gives the columns of paths and labels."""
@@ -260,9 +264,91 @@ class EmbeddingReader(EmbeddingOptions):
         return columns_of_run(self.model) | dict(self.remembered_columns)
 
 
-def _on_error_of_run(run: RunFolder) -> OnError:
-    """How the training of a run treated unreadable images; "raise" if its recipe does not say."""
-    return "skip" if data_settings_of_run(run).get("on_error") == "skip" else "raise"
+@dataclass(frozen=True)
+class BatchEmbedder:
+    """Embeds batches of pixels by a model and the steps after it, as :class:`EmbeddingReader` embeds a table.
+
+    The model is moved to its device with the first batch.
+
+    Args:
+        model: The model.
+        reader: The options, and the steps after the model.
+        num_images: How many images it will embed, by which the engine is chosen.
+
+    Raises:
+        InputError: The options do not fit the model.
+
+    Example:
+        >>> import torch
+        >>> from vicinal.models import Embedder
+        >>> from vicinal.workflows import EmbeddingReader
+        >>> model = Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=32))
+        >>> BatchEmbedder(model, EmbeddingReader())(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+        (2, 8)
+    """
+
+    model: Embedder | ExportedEmbedder
+    reader: EmbeddingReader
+    num_images: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
+            from vicinal.models.multi_scale import check_scales  # loads timm
+
+            check_scales(self.model, self.reader.scales, self.reader.max_size)
+
+    @cached_property
+    def transform(self) -> ImageTransform:
+        """The transform of the images."""
+        return self.reader.transform_for(self.model)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of images of a batch; one if they are whole, since their sizes differ."""
+        return self.reader.batch_size if self.transform.longest is None else 1
+
+    @cached_property
+    def device(self) -> str:
+        """The device of the model, to which it is moved."""
+        if isinstance(self.model, ExportedEmbedder):
+            return self.model.device
+        device = usable_device(self.reader.device)
+        self.model.to(device)
+        return device
+
+    @cached_property
+    def engine(self) -> Embedder | ExportedEmbedder:
+        """The model that embeds the batches, or its export for another engine."""
+        return self.reader.with_engine(self.model, self.num_images)
+
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may embed at once."""
+        return self.reader.scales is None and self.engine.is_thread_safe
+
+    @cached_property
+    def _normalize(self) -> Normalize:
+        from vicinal.data.images.image_ops import Normalize  # loads torchvision
+
+        return Normalize(self.transform)
+
+    def __call__(self, pixels: Tensor) -> Floats:
+        """Embed pixels, uint8 [b, channels, height, width]: float32 [b, dim], or [0, 0] of an empty batch."""
+        if not len(pixels):
+            return np.empty((0, 0), np.float32)
+        pixels, engine = pixels.to(self.device, non_blocking=True), self.engine
+        precision, scales = self.reader.used_precision, self.reader.scales
+        if isinstance(engine, ExportedEmbedder):
+            vectors = engine.embed_batch(pixels)
+        elif scales is None:
+            vectors = engine.embed(self._normalize(pixels), len(pixels), precision=precision, progress=False)
+        else:
+            from vicinal.models.multi_scale import embed_multi_scale
+
+            vectors = embed_multi_scale(
+                engine, self._normalize(pixels), scales, batch_size=len(pixels), precision=precision, progress=False
+            )
+        return self.reader.postprocessing.apply(vectors)
 
 
 def embed_several(

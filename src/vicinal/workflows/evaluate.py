@@ -117,7 +117,6 @@ def evaluate_sources(
 def _with_identification(
     evaluation: Evaluation, embedded: EmbeddedTable, settings: EvaluationSettings, calibration: Calibration
 ) -> Evaluation:
-    """An evaluation with the metrics of identification too."""
     found = evaluate_identification(
         embedded.vectors, embedded.table, calibration, settings.known_fraction, settings.seed, settings.confidence_level
     )
@@ -173,12 +172,7 @@ def costs_of(evaluated: Sequence[EvaluatedSource]) -> pd.DataFrame | None:
 
 
 def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> Resampling:
-    """How intervals of a source are computed; logs where they will be too narrow.
-
-    Args:
-        evaluated: the source.
-        settings: of the resampling; by default classes, or queries without labels.
-    """
+    """How intervals of a source are computed, of classes by default if there are any; logs if they are too narrow."""
     resample_by = settings.intervals or ("classes" if evaluated.table.has("label") else "queries")
     if resample_by == "classes":
         num_classes = count_query_classes(evaluated.final, evaluated.table)
@@ -226,40 +220,19 @@ def _check_combined_images(sources: Mapping[str, EmbeddedTable], combine: Combin
 
 
 def check_same_images(first: Table, second: Table, what: str) -> None:
-    """Check that two tables hold the same images: the same labels and file names, row by row.
-
-    Args:
-        first: a table.
-        second: another table.
-        what: the two in words, which begin the message of an error.
-
-    Raises:
-        InputError: another number of rows, or the first row that differs.
-    """
+    """Check that two tables hold the same images, by labels and file names row by row; `what` begins the message."""
     if len(first) != len(second):
         raise InputError(f"{what}: {len(second):,} images and {len(first):,}; a comparison needs the same images")
-    for column, comparable in (("label", _texts), ("path", _file_names)):
+    for column, text in (("label", str), ("path", lambda path: Path(str(path)).name)):
         if first.has(column) and second.has(column):
-            other = np.flatnonzero(comparable(first.frame[column]) != comparable(second.frame[column]))
+            ours, theirs = (np.array(list(map(text, table.frame[column]))) for table in (first, second))
+            other = np.flatnonzero(ours != theirs)
             if len(other):
                 raise InputError(f"{what}: row {other[0]} has another {column}; a comparison needs the same images")
 
 
-def _texts(column: pd.Series) -> np.ndarray:
-    return column.astype(str).to_numpy()
-
-
-def _file_names(column: pd.Series) -> np.ndarray:
-    return np.array([Path(str(path)).name for path in column])
-
-
 def write_per_query(path: str | Path, evaluation: Evaluation, table: Table) -> None:
-    """Write :func:`per_query_frame` to a .csv or .parquet file.
-
-    Raises:
-        InputError: another ending.
-        OSError: the file cannot be written.
-    """
+    """Write :func:`per_query_frame` to a .csv or .parquet file."""
     write_table(Path(path), per_query_frame(evaluation, table))
 
 
@@ -282,14 +255,7 @@ def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:
 
 
 def join_processes(devices: int | None) -> None:
-    """Let the processes that torchrun or SLURM started exchange tensors by `torch.distributed`.
-
-    Args:
-        devices: the number of processes on each machine; None: as many as were started.
-
-    Raises:
-        InputError: a launcher started others.
-    """
+    """Let the processes that torchrun or SLURM started, `devices` per machine, talk by `torch.distributed`."""
     launch = check_launch(devices, None)
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy

@@ -108,13 +108,7 @@ def _table(
 
 
 def some_classes(table: Table, max_images: int, seed: int) -> Table:
-    """The images of random whole classes, as many as fit; of a table without labels random images.
-
-    Example:
-        >>> import pandas as pd
-        >>> some_classes(Table(pd.DataFrame({"label": list("aabbcc")})), max_images=5, seed=0).classes
-        ['a', 'c']
-    """
+    """The images of random whole classes, as many as fit; of a table without labels random images."""
     if len(table) <= max_images:
         return table
     random = np.random.default_rng(seed)

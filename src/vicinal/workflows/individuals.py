@@ -55,13 +55,7 @@ def enrollment_text(quality: pd.DataFrame, index: ImageIndex) -> str:
 
 
 def is_undecided(index: ImageIndex, table: Table, ask_again: bool = False) -> Booleans:
-    """Whether each photo neither has an identity in an index nor was decided to be not sure, bool [rows].
-
-    Args:
-        index: of identities.
-        table: the photos; those without paths are undecided.
-        ask_again: whether photos that are not sure are undecided too.
-    """
+    """Whether each photo has no identity in an index and, unless `ask_again`, is not noted as unsure, bool [rows]."""
     if not table.has("path"):
         return np.ones(len(table), dtype=bool)
     undecided: Booleans = _enrolled_as(index, table).isna().to_numpy()
@@ -81,17 +75,11 @@ def identification_text(frame: pd.DataFrame) -> str:
 
 
 class Plan(NamedTuple):
-    """What decisions change.
+    """What decisions change; the counts are of photos that were not decided before."""
 
-    Attributes:
-        labels: the identities of the photos that are to be enrolled, by their rows.
-        unsure: the keys of photos that are not sure, and were not before.
-        counts: the numbers of photos that are `same`, `new` and `not sure`, of those that were not decided before.
-    """
-
-    labels: dict[int, Any]
-    unsure: set[str]
-    counts: dict[str, int]
+    labels: dict[int, Any]  # row -> identity of the photos that are to be enrolled
+    unsure: set[str]  # the keys of photos
+    counts: dict[str, int]  # of same, new and not sure
 
 
 def apply_identity_decisions(
@@ -133,7 +121,9 @@ def apply_identity_decisions(
         plan = _plan(index, table, decided)  # another process may have changed it meanwhile
         if embedded is not None and plan.labels:
             is_left = np.isin(rows, list(plan.labels))
-            labels = _column([plan.labels[row] for row in rows[is_left].tolist()])
+            labels = [plan.labels[row] for row in rows[is_left].tolist()]
+            if not all(map(is_integer, labels)):  # a column has one type
+                labels = [str(label) for label in labels]
             photos = _unlabeled(embedded.table.take(is_left)).frame.assign(label=labels)
             index.upsert(embedded.vectors[is_left], Table(photos))
         enrolled = {table.image_keys[row] for row in plan.labels}
@@ -143,7 +133,9 @@ def apply_identity_decisions(
 
 
 def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> Plan:
-    names, enrolled = {str(name): name for name in _identities(index)}, _enrolled_as(index, table)
+    frames = [frame["label"].dropna() for frame in index.frames() if "label" in frame]
+    names = {str(name): name for frame in frames for name in frame.unique().tolist()}
+    enrolled = _enrolled_as(index, table)
     labels: dict[int, Any] = {}
     unsure: set[str] = set()
     for row, each in decided.items():
@@ -170,11 +162,6 @@ def _enrolled_as(index: ImageIndex, table: Table) -> pd.Series:
     return pd.Series([labels.get(number) for number in ids.tolist()], dtype=object)
 
 
-def _identities(index: ImageIndex) -> list[Any]:
-    frames = [frame["label"] for frame in index.frames() if "label" in frame]
-    return pd.concat(frames).dropna().unique().tolist() if frames else []
-
-
 def _name(decision: Decision, names: dict[str, Any]) -> Any:
     """The identity of a decision, an integer where those of the index are."""
     text = decision.new_label
@@ -188,11 +175,6 @@ def _name(decision: Decision, names: dict[str, Any]) -> Any:
         )
     is_number = bool(names) and all(is_integer(name) for name in names.values()) and INTEGER.fullmatch(text)
     return int(text) if is_number else text
-
-
-def _column(labels: list[Any]) -> list[Any]:
-    """Labels of one type: text unless all are integers."""
-    return labels if all(is_integer(label) for label in labels) else [str(label) for label in labels]
 
 
 def _unlabeled(table: Table) -> Table:

@@ -28,17 +28,7 @@ BLOCK_SIZE = 1_000  # images whose local features are stored together
 
 
 def learn_encoder(model: object, images: Table, settings: LocalSettings, source: str) -> LocalEncoder:
-    """The encoder of local features by a model, whose whitening is learned on some images.
-
-    Args:
-        model: that of the embeddings.
-        images: those that are searched.
-        settings: of the local features.
-        source: the name of the images, for messages.
-
-    Raises:
-        InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
-    """
+    """The encoder of local features by a model of a timm backbone, whose whitening is learned on the given images."""
     if not isinstance(model, Embedder) or isinstance(model, ModuleEmbedder):
         raise InputError(
             f"{source}: local features come from images and a model of a timm backbone, not from stored embeddings or "
@@ -56,15 +46,7 @@ def with_local_features(
 ) -> LocalReranking:
     """A re-ranking of embedded images with their local features; what these cost is logged.
 
-    Args:
-        method: the re-ranking.
-        embedded: the images, with the model that embedded them.
-        settings: of the local features.
-        source: the name of the images, for messages.
-        validation: images of other classes, by which the weight is chosen; None: it is that of `method`.
-
-    Raises:
-        InputError: as :func:`learn_encoder` and :func:`~vicinal.evaluation.choose_weight`.
+    Its weight is chosen on the validation images, of other classes, if there are any.
     """
     encoder = learn_encoder(embedded.origin, embedded.table, settings, source)
     features = encoder.features(embedded.table)
@@ -76,17 +58,13 @@ def with_local_features(
     choice = choose_weight(*inputs, method.with_features(encoder.features(validation.table)))
     classes = counted(len(validation.table.classes), "validation class", "validation classes")
     log(f"local features, by {classes}: {choice}")
-    if _have_common_images(embedded.table, validation.table):
+    tables = embedded.table, validation.table
+    if all(table.has("path") for table in tables) and {*tables[0].image_keys} & {*tables[1].image_keys}:
         log(
             f"{source}: the weight was chosen on images that are evaluated here, so its gain is overestimated; "
             "evaluate another split, such as --split test"
         )
     return replace(method, weight=choice.weight)
-
-
-def _have_common_images(table: Table, other: Table) -> bool:
-    """Whether two tables have the path of an image in common."""
-    return table.has("path") and other.has("path") and not set(table.image_keys).isdisjoint(other.image_keys)
 
 
 def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> None:
@@ -100,12 +78,7 @@ def log_cost(method: LocalReranking, encoder: LocalEncoder, num_images: int) -> 
 
 
 def store_local_features(index: ImageIndex, encoder: LocalEncoder, weight: float) -> None:
-    """Let an index in a folder or in PostgreSQL store local features, and compute those of its images.
-
-    Raises:
-        InputError: an image cannot be read, those before it are stored; or the index is in Milvus, which stores none.
-        OSError: they cannot be written.
-    """
+    """Let an index in a folder or in PostgreSQL store local features, and compute those of its images."""
     index.store_local_codes({**encoder.to_settings(), "weight": weight})
     fill_local_features(index, encoder)
 
@@ -115,13 +88,8 @@ def fill_local_features(
 ) -> None:
     """Compute and store the local features of the images of an index whose local features are not stored yet.
 
-    They are stored a block at a time; what others delete or replace meanwhile is left out.
-
-    Args:
-        index: the index.
-        encoder: computes them.
-        settings: those of the encoder, under which they are stored; None: those of the index.
-        left_out: the ids of images that get none.
+    They are stored a block at a time, under the settings of the encoder or else those of the index; what others delete
+    or replace meanwhile is left out.
     """
     missing = np.setdiff1d(index.ids_without_local_codes(settings), left_out)
     for start in range(0, len(missing), BLOCK_SIZE):
@@ -150,16 +118,8 @@ def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:
 class LocalSearch:
     """Searches an index with re-ranking by local features: those that it stores, or else computed when needed.
 
-    Args:
-        index: the index, whose images have paths.
-        model: that of the index.
-        settings: of the local features; None: those of the index, or else the defaults.
-        method: the re-ranking.
-        weight: of the matching patches; None: that of the index, or else that of `method`.
-
-    Raises:
-        InputError: as :func:`learn_encoder`; no image of the index has a path; or there are settings, but the index
-            has its own.
+    Settings are for an index that stores none; the weight of matching patches is by default that of the index, or else
+    that of the method.
     """
 
     def __init__(
@@ -187,5 +147,4 @@ class LocalSearch:
         return patch_transform(self._encoder.model, self._encoder.size)
 
     def reranking(self, queries: Table) -> LocalReranking:
-        """The re-ranking of some queries."""
         return self._method.with_features(self._encoder.features(queries), self._gallery)

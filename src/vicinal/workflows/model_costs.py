@@ -37,17 +37,11 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
 
     A batch of black images is embedded before that and does not count: at its first use a network allocates memory and
     chooses its kernels. The start of `num_workers` processes counts.
-
-    Args:
-        embed: such as :meth:`vicinal.Embedder.embed`.
-        images: the embedded images.
-        batch_size: images per batch.
-        options: more arguments of `embed`.
     """
     transform = images.transform
-    number, side = (
-        (min(batch_size, len(images)), transform.size) if transform.longest is None else (1, transform.longest)
-    )
+    number, side = min(batch_size, len(images)), transform.size
+    if transform.longest is not None:
+        number, side = 1, transform.longest
     black = Image.new("L" if transform.channels == 1 else "RGB", (side, side))
     embed([black] * number, batch_size=batch_size, **options, progress=False)
     start = time.perf_counter()
@@ -56,24 +50,7 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
 
 
 def model_cost(model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None) -> ModelCost:
-    """The costs of a model.
-
-    Args:
-        model: the model.
-        source: its source, see :func:`~vicinal.workflows.load_model`. The folder of a run, or the model
-            folder in it, tells what the training took.
-        dim: dimension of the embeddings after all steps.
-        images_per_second: that it embedded.
-
-    Raises:
-        InputError: the run's file is damaged.
-
-    Example:
-        >>> model = Embedder("test_resnet", dim=None, norm="none", pretrained=False)
-        >>> cost = model_cost(model, "timm/test_resnet", model.dim, None)
-        >>> cost.kind, cost.dim, cost.num_parameters, cost.weights_bytes, cost.trained_parameters
-        ('zero-shot', 96, 372688, 1499192, 0)
-    """
+    """The costs of a model; the run of its source, or of its folder, tells what the training took."""
     if isinstance(model, ExportedEmbedder):
         num_bytes = model.engine.path.stat().st_size
         return ModelCost(
@@ -94,12 +71,7 @@ def model_cost(model: Embedder | ExportedEmbedder, source: str, dim: int, images
 
 
 def kind_of_training(recipe: Mapping[str, Any], is_backbone: bool) -> Kind:
-    """How a model was trained, by the recipe in its folder, which anyone may have written.
-
-    Example:
-        >>> kind_of_training({"features": "trained", "fine_tuning": {"method": "lora"}}, is_backbone=False)
-        'lora'
-    """
+    """How a model was trained, by the recipe in its folder, which anyone may have written."""
     if is_backbone:
         return "zero-shot"
     method = _get(recipe, "fine_tuning", "method")
@@ -256,13 +228,7 @@ def described_models(names: Sequence[str]) -> Iterator[PretrainedModel]:
 
 
 def models_text(models: Sequence[PretrainedModel]) -> str:
-    """Lay out models as a table for a terminal.
-
-    Example:
-        >>> print(models_text([PretrainedModel("small", 96, 160, 500_000, "backbone", None)]))
-        name   dim  pixels  parameters   pooling  license
-        small   96     160       0.5 M  backbone        –
-    """
+    """Lay out models as a table for a terminal."""
     heads = [field.name for field in fields(PretrainedModel)]
     short = {"size": "pixels", "num_parameters": "parameters", "images_per_second": "images/s"}
     rows = [

@@ -217,11 +217,7 @@ def load_model(
 
 
 def check_backbone(model: str) -> None:
-    """Check that a model which is neither a folder nor a Hub name is a backbone.
-
-    Raises:
-        InputError: there is neither a folder nor a backbone of that name; the message names similar ones.
-    """
+    """Check that a model which is neither a folder nor a Hub name is a backbone; the message names similar ones."""
     from vicinal.models.initializations import check_backbone_name  # loads timm
 
     name = backbone_name(model)
@@ -269,16 +265,7 @@ PREFIX = "embedder."  # of the embedder's part of a checkpoint
 
 
 def load_best(run: RunFolder, allow_imports: Sequence[str] = ()) -> Embedder:
-    """Load the embedder of a run by the checkpoint of its best evaluation.
-
-    Args:
-        run: the run, with a recipe and a checkpoint.
-        allow_imports: packages whose classes its recipe may name.
-
-    Raises:
-        InputError: the checkpoint is damaged or of another recipe, or the run trains adapters, which only a finished
-            run merges into its weights.
-    """
+    """Load the embedder of an unfinished run, without adapters, by the checkpoint of its best evaluation."""
     from vicinal.training.checkpoint import load_checkpoint
     from vicinal.training.recipes.recipe import Recipe
 

@@ -22,33 +22,16 @@ SAME = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": 
 
 @dataclass(frozen=True)
 class PairList:
-    """Pairs of images, and whether they are of the same class.
+    """Pairs of images, and whether they are of the same class; relative paths of images start from the root."""
 
-    Args:
-        path: of the file, for messages.
-        root: the folder that relative paths of images start from.
-        frame: the columns `a` and `b` (text: paths, or row numbers of the embeddings) and perhaps `fold`; its index
-            holds the lines of the file.
-        is_same: bool [pairs].
-    """
-
-    path: Path
+    path: Path  # for messages
     root: Path
-    frame: pd.DataFrame
-    is_same: Booleans
+    frame: pd.DataFrame  # the columns a and b (paths, or row numbers) and perhaps fold; its index holds the lines
+    is_same: Booleans  # [pairs]
 
     @classmethod
     def read(cls, path: str | Path, root: str | Path | None = None) -> PairList:
-        """Read a .csv file with the columns `a`, `b`, `same` (1 or 0, true or false, yes or no) and perhaps `fold`.
-
-        Args:
-            path: the file.
-            root: the folder that relative paths of images start from; None: that of the file.
-
-        Raises:
-            InputError: it cannot be read, a column is missing, or a value of `same` is another; the message names the
-                line.
-        """
+        """Read a .csv file with the columns `a`, `b`, `same` (1 or 0, true or false, yes or no) and perhaps `fold`."""
         path = Path(path)
         frame = read_csv(path)
         missing = [column for column in COLUMNS if column not in frame]
@@ -62,22 +45,14 @@ class PairList:
         return cls(path, path.parent if root is None else Path(root), frame, np.array(values, bool))
 
     def images(self) -> Table:
-        """The table of all images of the list, each once.
-
-        Raises:
-            InputError: the list names rows instead of files.
-        """
+        """The table of all images of the list, each once."""
         if self._has_row_numbers():
             raise InputError(f"{self.path} names rows by number; give the source of the embeddings")
         paths = pd.unique(pd.concat([self.frame["a"], self.frame["b"]]))
         return Table(pd.DataFrame({"path": [str(self._full(path)) for path in paths]}))
 
     def rows(self, table: Table) -> tuple[Integers, Integers]:
-        """The rows of the table that hold the images of each pair, both int64 [pairs].
-
-        Raises:
-            InputError: an image is not in the table; the message names the line.
-        """
+        """The rows of the table that hold the images of each pair, both int64 [pairs]."""
         if self._has_row_numbers():
             known = {str(row): row for row in range(len(table))}
         elif table.has("path"):
@@ -105,14 +80,7 @@ class PairList:
         return bool(self.frame[["a", "b"]].apply(lambda column: column.str.fullmatch("[0-9]{1,12}").all()).all())
 
     def evaluate(self, embedded: EmbeddedTable) -> PairsEvaluation:
-        """Evaluate the cosine similarities of the pairs, see :func:`vicinal.evaluation.evaluate_pairs`.
-
-        Args:
-            embedded: embeddings of at least the images of the list.
-
-        Raises:
-            InputError: an image is not among them, or the list cannot be evaluated.
-        """
+        """Evaluate the cosine similarities of the pairs, see :func:`vicinal.evaluation.evaluate_pairs`."""
         folds = self.frame["fold"].to_numpy() if "fold" in self.frame else None
         try:
             return evaluate_pairs(_similarities(embedded.vectors, *self.rows(embedded.table)), self.is_same, folds)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,6 @@ from vicinal.utils.errors import InputError, import_extra, one_line
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.shards import PART_SIZE, ShardJob, shard_job
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vicinal.workflows.embedding_reader import EmbeddingReader
-
 LOCAL, RUNNING = "local", "auto"
 ADDRESS = re.compile(r"(?P<host>[^:/\s]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 CONNECT_SECONDS = 5.0
@@ -44,19 +39,7 @@ SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False}  #
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster for a block; where the process is connected already, that connection is used.
-
-    Args:
-        address: `local` starts a cluster on this machine, which ends with the block; `auto` is the cluster that this
-            machine belongs to; or else the address of its head node, `HOST:PORT`.
-
-    Yields:
-        The module `ray`.
-
-    Raises:
-        InputError: Ray is not installed, or no cluster is at the address.
-    """
-    check_address(address)
+    """Connect to a Ray cluster for a block, unless the process is connected already; yields the module `ray`."""
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # errors of workers, which are repeated, stay off stdout
@@ -79,28 +62,14 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 
 def check_address(address: str) -> None:
-    """Check the form of an address.
-
-    Raises:
-        InputError: It is another one.
-
-    Example:
-        >>> check_address("head.example:6379")
-        >>> check_address("head.example")
-        Traceback (most recent call last):
-        vicinal.utils.errors.InputError: --ray head.example: give local, auto, or HOST:PORT of a Ray cluster
-    """
+    """Raise InputError unless an address is `local`, `auto` or HOST:PORT."""
     match = ADDRESS.fullmatch(address)
     if address not in (LOCAL, RUNNING) and not (match and 0 < int(match["port"]) < 2**16):
         raise InputError(f"--ray {address}: give local, auto, or HOST:PORT of a Ray cluster")
 
 
 def check_reachable(address: str) -> None:
-    """Find out quickly whether a server is at an address; Ray would try for minutes.
-
-    Raises:
-        InputError: None is, or it is not an address.
-    """
+    """Find out quickly whether a server is at an address; Ray would try for minutes."""
     check_address(address)
     match = ADDRESS.fullmatch(address)
     if match is None:
@@ -166,17 +135,11 @@ def embed_on_ray(
 
 @dataclass(frozen=True)
 class _RayData:
-    """The pipeline of Ray Data that embeds batches of a shard.
-
-    Args:
-        ray: The module.
-        job: The shard.
-        needs_gpus: Whether a cluster without GPUs is an error.
-    """
+    """The pipeline of Ray Data that embeds batches of a shard."""
 
     ray: Any
     job: ShardJob
-    needs_gpus: bool
+    needs_gpus: bool  # whether a cluster without GPUs is an error
 
     @cached_property
     def _reader(self) -> EmbeddingReader:
@@ -302,15 +265,9 @@ def from_column(column: npt.NDArray[Any]) -> Iterator[Any]:
 
 
 def read_block(block: Block, transform: ImageTransform, attempts: Any) -> Block:
-    """The first stage: from batches of rows to their pixels.
+    """The first stage: from a column `rows` with one :class:`RowBatch` to its pixels.
 
-    Args:
-        block: A column `rows` with one :class:`RowBatch`.
-        transform: The transform of the images.
-        attempts: The actor :class:`~vicinal.workflows.ray_job.Attempts`.
-
-    Returns:
-        The columns `pixels`, `[1, b, channels, height, width]`, and `read`, the first row, b and the errors.
+    Returns the columns `pixels`, `[1, b, channels, height, width]`, and `read`, the first row, b and the errors.
     """
     import ray
 
@@ -343,16 +300,9 @@ def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) ->
 
 
 class EmbedBlock:
-    """The second stage: an actor that holds the model, and maps pixels to embeddings.
+    """The second stage: an actor that loads the model on its machine, and maps pixels to embeddings.
 
     Errors become the result, since Ray would repeat what raises an error, or show the traceback.
-
-    Args:
-        reader: How images become embeddings; its model is loaded on the machine of the actor.
-        source: The source of the images.
-        fingerprint: That of the model, which must be the same on all machines.
-        num_threads: Of PyTorch, on a CPU.
-        attempts: The actor :class:`~vicinal.workflows.ray_job.Attempts`.
     """
 
     def __init__(self, reader: EmbeddingReader, source: str, fingerprint: str, num_threads: int, attempts: Any) -> None:
@@ -369,11 +319,7 @@ class EmbedBlock:
             self._failure = one_line(error)
 
     def __call__(self, block: Block) -> Block:
-        """Embed a block of the first stage.
-
-        Returns:
-            A column `embedded` of an :class:`EmbeddedBatch` each, or else of a text, the error.
-        """
+        """Embed a block of the first stage: a column `embedded` of an :class:`EmbeddedBatch` each, or of errors."""
         rows = zip(block["pixels"], from_column(block["read"]), strict=True)
         return {"embedded": as_column([self._result(pixels, *read) for pixels, read in rows])}
 

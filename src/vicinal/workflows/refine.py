@@ -18,7 +18,7 @@ from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.splits import shared_classes, splits_by_fraction
 from vicinal.models.execution import usable_device
-from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer, Trainer
+from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer
 from vicinal.training.divided_work import divided_rows, embed_rows
 from vicinal.training.processes import MIN_CPU_PROCESSES, killing_children, start_worker
 from vicinal.training.recipes.refiner_settings import RefinerSettings
@@ -37,15 +37,9 @@ DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a
 
 
 class LabeledEmbeddings(NamedTuple):
-    """The embeddings on which a refiner is trained.
+    """The embeddings on which a refiner is trained; the fingerprint is that of their model, if it is known."""
 
-    Attributes:
-        vectors: float32 [n, dim].
-        table: n rows with labels, in the splits train and val.
-        fingerprint: fingerprint of the model that made the vectors, or None if it is unknown.
-    """
-
-    vectors: Floats
+    vectors: Floats  # [n, dim]
     table: Table
     fingerprint: str | None
 
@@ -161,7 +155,13 @@ def _embeddings_by_new_embedder(
         trainer = create_trainer(embedder_recipe, table.take(~is_unseen), embedder)
         recipe.save(run.recipe)  # from here on the run can be resumed
         log(f"training an embedder on {len(table.take(is_seen).classes):,} classes, in {embedder.path}")
-        _train_embedder(trainer, run)
+        try:
+            trainer.fit()
+        except InterruptedRunError:
+            resume = run.resume_command("refine")
+            raise InterruptedRunError(
+                f"stopped during the training of the embedder and saved the state; resume with: {resume}"
+            ) from None
     return _embed(embedder, table.take(~is_seen), recipe)
 
 
@@ -188,23 +188,10 @@ def _check_refinable(recipe: RefinerRecipe, table: Table, dim: int) -> None:
     recipe.create_refiner(dim)
 
 
-def _train_embedder(trainer: Trainer, run: RunFolder) -> None:
-    try:
-        trainer.fit()
-    except InterruptedRunError:
-        raise InterruptedRunError(
-            "stopped during the training of the embedder and saved the state; resume with: "
-            f"{run.resume_command('refine')}"
-        ) from None
-
-
 def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmbeddings:
     """The rows of the splits train and val; without a split val, some classes become it unless val_fraction is 0.
 
     The columns is_query and is_gallery are for tests and are removed: here every image is both.
-
-    Raises:
-        InputError: labels are missing, too few classes or images in a split, or a class is in both splits.
     """
     vectors, table, fingerprint = embedded
     table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
@@ -246,22 +233,10 @@ def _with_val(table: Table, settings: RefinerSettings) -> Table:
 
 
 def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_processes: int) -> Floats:
-    """Embed images by the model of a reader, a part of the batches in each process.
+    """Embed images by the model of a reader, a part of the batches in each process: float32 [n, dim].
 
     The batches are those of one process, and so the embeddings are, on the same kind of device. Each process loads the
     model. On a CPU the threads of PyTorch are divided among the processes, and fewer threads may change the last bits.
-
-    Args:
-        reader: its options are those of each process, but for the device.
-        images: those that cannot be read are left out of them if the reader skips such images.
-        num_processes: how many processes.
-
-    Returns:
-        float32 [n, dim].
-
-    Raises:
-        InputError: this machine has fewer GPUs, or an image or the model cannot be read.
-        TrainingStoppedError: one of the processes was killed.
     """
     device = usable_device(reader.device)
     check_devices(device, num_processes)

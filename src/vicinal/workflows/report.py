@@ -9,7 +9,6 @@ from typing import Any
 
 from vicinal.evaluation import ResultsTable, confidence_intervals, paired_differences
 from vicinal.report.page import EvaluatedEmbeddings, write_comparison_page, write_page, write_unlabeled_page
-from vicinal.retrieval.reranking.base import Reranking
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
@@ -58,8 +57,11 @@ def write_report(
     """
     unlabeled = [name for name, embedded in sources.items() if not embedded.table.has("label")]
     rerank = None if make_reranking is None else make_reranking(*next(iter(sources.items())))
+    more: dict[str, Any] = {"rerank": rerank, "seed": settings.seed}
+    if map_images is not None:
+        more["map_images"] = map_images
     if unlabeled and len(sources) == 1:
-        return _write_unlabeled(out, *next(iter(sources.items())), settings, title, map_images, rerank)
+        return _write_unlabeled(out, *next(iter(sources.items())), settings, title, more)
     if unlabeled:
         raise InputError(f"{unlabeled[0]} has no labels, which a comparison needs; give one source for a page about it")
     evaluated = evaluate_sources(
@@ -70,11 +72,9 @@ def write_report(
     sets = {each.name: _evaluated_embeddings(each, sources[each.name]) for each in evaluated}
     if len(sets) == 1:
         ((name, only),) = sets.items()
-        more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
         write_page(
             out, only.vectors, only.table, only.evaluation, title=title or _short(name), run=only.run,
-            backbone=only.backbone, num_left_out=only.num_left_out, results=results, rerank=rerank, seed=settings.seed,
-            **more,
+            backbone=only.backbone, num_left_out=only.num_left_out, results=results, **more,
         )  # fmt: skip
     else:
         write_comparison_page(
@@ -88,17 +88,15 @@ def _write_unlabeled(
     embedded: EmbeddedTable,
     settings: EvaluationSettings,
     title: str | None,
-    map_images: int | None,
-    rerank: Reranking | None,
+    more: Mapping[str, Any],
 ) -> None:
     for flag in ("recall_at", "metrics", "hierarchy"):
         if getattr(settings, flag):
             raise InputError(f"--{flag} needs labels, which {name} does not have")
     log(f"{name} has no labels: the page has neighbors, map, hubs and duplicates, but no scores")
-    more: dict[str, Any] = {} if map_images is None else {"map_images": map_images}
     write_unlabeled_page(
         out, embedded.vectors, embedded.table, title=title or _short(name), backbone=embedded.backbone,
-        num_left_out=embedded.num_left_out, rerank=rerank, seed=settings.seed, **more,
+        num_left_out=embedded.num_left_out, **more,
     )  # fmt: skip
 
 

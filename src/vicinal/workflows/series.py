@@ -21,16 +21,8 @@ MOST, TIMES_CHANCE = 0.5, 2.0
 
 
 def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
-    """Log that most first matches are the file beside the query's, and what to do; only without groups.
-
-    Args:
-        name: of the source.
-        embedded: its embeddings, with labels.
-    """
-    found = series_fraction(embedded)
-    if found is None:
-        return
-    fraction, chance = found
+    """Log that most first matches are the file beside the query's, and what to do; only without groups."""
+    fraction, chance = series_fraction(embedded) or (0.0, 0.0)
     if fraction >= MOST and fraction >= TIMES_CHANCE * chance:
         log(
             f"warning: {name}: {100 * fraction:.0f} % of the right first matches are the file beside the query's "
@@ -43,10 +35,8 @@ def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
 def series_fraction(embedded: EmbeddedTable) -> tuple[float, float] | None:
     """Of the queries whose first match is of their class: the fraction whose match is the file before or after theirs.
 
-    Files are those of one class, in the order of the numbers in their names.
-
-    Returns:
-        The fraction, and its value by chance; None with groups, without labels or paths, or with few queries.
+    Files are those of one class, in the order of the numbers in their names. Returns the fraction, and its value by
+    chance; None with groups, without labels or paths, or with few queries.
     """
     table = embedded.table
     if table.has("group") or not (table.has("label") and table.has("path")):

@@ -234,8 +234,7 @@ class TuneSettings:
     jobs: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seeds", "top", "jobs"):
-            _require_positive(self, name)
+        check_positive_integer(self, trials=self.trials, seeds=self.seeds, top=self.top, jobs=self.jobs)
         folds = self.held_out.isdecimal() and int(self.held_out) >= 2
         if not folds and self.held_out not in ("half", "val"):
             raise InputError(f"held_out = {self.held_out} must be half, val, or a number of folds from 2 up")
@@ -264,10 +263,4 @@ class SweepSettings:
     jobs: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "jobs"):
-            _require_positive(self, name)
-
-
-def _require_positive(settings: object, name: str) -> None:
-    if getattr(settings, name) < 1:
-        raise InputError(f"{name} = {getattr(settings, name)} must be at least 1")
+        check_positive_integer(self, seeds=self.seeds, jobs=self.jobs)

@@ -31,16 +31,7 @@ PART_SIZE = 10_000
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to be completed. Rows are those of the shard, from 0.
-
-    Args:
-        folder: That of all shards.
-        table: The rows of the shard.
-        manifest: That of the shard in the folder.
-        reader: How images become embeddings.
-        source: The source of the images.
-        batch_size: Images per batch.
-    """
+    """A shard to be completed, in the folder of all shards. Rows are those of the shard, from 0."""
 
     folder: Path
     table: Table
@@ -63,19 +54,9 @@ class ShardJob:
         return [rows for number in self.missing for rows in self._batches(number)]
 
     def complete(self, embedded: Iterator[EmbeddedBatch]) -> ShardManifest:
-        """Write the missing parts.
+        """Write the missing parts, given all batches in any order, and return the manifest of the complete shard.
 
         A part is written by another thread while the next one is embedded.
-
-        Args:
-            embedded: All batches, in any order.
-
-        Returns:
-            The manifest of the complete shard.
-
-        Raises:
-            InputError: An image cannot be read, and `on_error` is "raise".
-            OSError: A file cannot be written.
         """
         arrived: dict[int, EmbeddedBatch] = {}
         manifest = self.manifest
@@ -93,7 +74,8 @@ class ShardJob:
             batch = next(embedded)
             if batch.errors and self.manifest.on_error == "raise":
                 position, error = next(iter(batch.errors.items()))
-                raise InputError(f"row {self._row(position)}: {error}; --on_error skip leaves out such images")
+                row = self.manifest.rows[position]
+                raise InputError(f"row {row}: {error}; --on_error skip leaves out such images")
             for error in batch.errors.values():
                 log(f"left out: {error}")
             arrived[batch.first_row] = batch
@@ -106,9 +88,6 @@ class ShardJob:
     def _batches(self, number: int) -> Iterator[range]:
         rows, size = self._rows(number), self.batch_size
         return (rows[start : start + size] for start in range(0, len(rows), size))
-
-    def _row(self, position: int) -> int:
-        return self.manifest.rows[position]
 
     def _is_there(self, number: int) -> bool:
         """Whether a part is complete and as it was written."""
@@ -134,7 +113,7 @@ class ShardJob:
     def _write(self, number: int, batches: Sequence[EmbeddedBatch]) -> ShardPart:
         path = self.manifest.part_file(self.folder, number)
         errors = {row: error for batch in batches for row, error in batch.errors.items()}
-        unreadable = {self._row(row): error for row, error in errors.items()}
+        unreadable = {self.manifest.rows[row]: error for row, error in errors.items()}
         rows = [row for row in self._rows(number) if row not in errors]
         if not rows:
             path.unlink(missing_ok=True)
@@ -155,11 +134,7 @@ def shard_job(
     split: str | None,
     part_size: int,
 ) -> Iterator[ShardJob]:
-    """The rest of a shard, which no other process completes meanwhile. Arguments as of `embed_shard`.
-
-    Raises:
-        InputError: As of `embed_shard`.
-    """
+    """The rest of a shard, which no other process completes meanwhile; arguments and errors as of `embed_shard`."""
     given = Source(source)
     if given.is_stored:
         raise InputError(f"{source} holds embeddings already; --shard and --ray are about images")

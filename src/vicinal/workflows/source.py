@@ -18,7 +18,7 @@ from vicinal.data.loading import list_images, load_run_table
 from vicinal.data.moved import move_root
 from vicinal.data.shard_manifest import holds_shards
 from vicinal.data.table import Table
-from vicinal.utils.arrays import Booleans, Integers
+from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
@@ -155,17 +155,13 @@ class Source:
         """
         given, known = getattr(self, flag), self.remembered.get(flag)
         default = None if flag == "label_column" else COLUMN_FLAGS[flag]
-        if given is not None or known is None or not self.is_table:
+        is_table = Path(self.name).suffix.lower() in (".csv", ".parquet") and Path(self.name).is_file()
+        if given is not None or known is None or not is_table:
             return default if given is None else given
         from vicinal.data.table_files import column_names
 
         names = column_names(Path(self.name))
         return known if known in names and COLUMN_FLAGS[flag] not in names else default
-
-    @property
-    def is_table(self) -> bool:
-        """Whether it is a .csv or .parquet file."""
-        return Path(self.name).suffix.lower() in (".csv", ".parquet") and Path(self.name).is_file()
 
 
 def _has_embeddings(path: str) -> bool:
@@ -237,39 +233,21 @@ def selected_rows(
 ) -> Integers:
     """Return the numbers of the selected rows, ascending.
 
-    Args:
-        table: all rows.
-        source: their source, for messages.
-        split: select the rows of this split; None or "all": of all splits.
-        query_gallery_only: whether to leave out rows that are neither query nor gallery, if the table has the columns
-            `is_query` and `is_gallery`.
-        where: select the rows that fulfill this condition.
-        columns: the names that the source or the user gives the columns of paths and labels, which a condition knows.
-
-    Raises:
-        InputError: the table does not have the split, the condition is invalid, or no row fulfills it.
+    A condition knows `columns`, the names that the source or the user gives the columns of paths and labels.
     """
     is_selected = np.ones(len(table), dtype=bool)
     if split not in (None, "all"):
-        is_selected &= _is_in_split(table, source, str(split))
+        if split not in table.splits:
+            known = ", ".join(table.splits) or "none"
+            raise InputError(f"{source} has no rows in the split {split}; its splits: {known}")
+        is_selected &= (table.frame["split"] == split).to_numpy(dtype=bool)
     if query_gallery_only and table.has("is_query") and table.has("is_gallery"):
         is_selected &= (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
     if where is not None:
-        is_selected &= _fulfills(table, source, where, columns or {})
+        try:
+            is_selected &= matching_rows(table.frame, where, column_aliases(columns or {}))
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
         if not is_selected.any():
             raise InputError(f"{source}: no row fulfills {where}" + (f" in the split {split}" * bool(split)))
     return np.flatnonzero(is_selected)
-
-
-def _is_in_split(table: Table, source: str, split: str) -> Booleans:
-    if split not in table.splits:
-        known = ", ".join(table.splits) or "none"
-        raise InputError(f"{source} has no rows in the split {split}; its splits: {known}")
-    return (table.frame["split"] == split).to_numpy(dtype=bool)
-
-
-def _fulfills(table: Table, source: str, where: str, columns: Mapping[str, str]) -> Booleans:
-    try:
-        return matching_rows(table.frame, where, column_aliases(columns))
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None

@@ -36,31 +36,15 @@ NO_FILE = (-1, -1, "")
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences between the images of an index and those of a table.
-
-    Args:
-        new: int64 [n], the rows of the table whose images are not in the index.
-        changed: int64 [n], those whose files have changed since they were embedded, or of which that is unknown.
-        same: int64 [n], the others.
-        vanished: int64 [n], the ids of images that are in the index but not in the table.
-        moved: int64 [n], rows whose files have another path than in the index, but the content of one that is not there
-            any more.
-        moved_ids: int64 [n], the ids that these have in the index.
-        num_unreadable: the number of new and changed images that cannot be read and are not in the index.
-
-    Example:
-        >>> none = np.array([], dtype=np.int64)
-        >>> print(Changes(np.array([0, 1]), none, np.array([2]), none, none, none))
-        2 new, 0 changed, 0 vanished, 1 as before
-    """
+    """The differences between an index and a table of images: rows of the table, or ids, int64 [n] each."""
 
     new: Integers
-    changed: Integers
+    changed: Integers  # whose files have changed since they were embedded, or of which that is unknown
     same: Integers
-    vanished: Integers
-    moved: Integers
-    moved_ids: Integers
-    num_unreadable: int = 0
+    vanished: Integers  # the ids of images that are not in the table
+    moved: Integers  # whose content is that of a file that is not where it was
+    moved_ids: Integers  # the ids that these have in the index
+    num_unreadable: int = 0  # of new and changed images that are not in the index
 
     def __str__(self) -> str:
         numbers = {"new": self.new, "changed": self.changed, "vanished": self.vanished, "as before": self.same}
@@ -71,15 +55,7 @@ class Changes:
 
 
 def with_file_facts(table: Table) -> Table:
-    """The table with size, time and hash of each file, by which later changes are found; -1 and "" without a file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "a.png").write_bytes(b"pixels")
-        ...     with_file_facts(Table(pd.DataFrame({"path": [f"{folder}/a.png"]}))).frame["file_size"].tolist()
-        [6]
-    """
+    """The table with size, time and hash of each file, by which later changes are found; -1 and "" without a file."""
     if not table.has("path"):
         return table
     known = {path: _file_facts(path) for path in dict.fromkeys(table.paths)}
@@ -88,16 +64,11 @@ def with_file_facts(table: Table) -> Table:
 
 
 def compare_files(metadata: Metadata, table: Table, below: str | Path | None = None) -> Changes:
-    """Compare the images of an index with those of a table.
+    """Compare the images of an index with those of a table; only images in the folder `below` can have vanished.
 
     Images in folders that could not be listed have not vanished. An image is as before if its file has the same size
     and time, or else the same content. Images are told apart by path and bounding box; of equal rows the last one
     counts. A new image with the content of a file that is not where it was has been moved.
-
-    Args:
-        metadata: of the index.
-        table: the images, with paths.
-        below: only images in this folder can have vanished; None: all with a path.
     """
     rows = dict(zip(table.image_keys, range(len(table)), strict=True))
     keys = list(rows)
@@ -224,13 +195,6 @@ def sync_index(
         root: the folder that the index keeps paths from when images were moved and its own is not there any more.
         timeout: seconds to wait while another process writes the index.
         block_size: number of images that are embedded at a time.
-
-    Returns:
-        The changes.
-
-    Raises:
-        InputError: there is something else in the folder, or another process writes it for too long.
-        EngineUnavailableError: the database does not answer for too long.
     """
     exists = index_exists(folder, timeout)
     metadata = Metadata(pd.DataFrame({"id": np.array([], dtype=np.int64)}))
@@ -288,10 +252,9 @@ def _apply_without_embedding(
         return
     with Index.open(folder, timeout) as index:
         if len(differ):
-            there = _present(index, ids[differ])  # another process may have deleted some meanwhile
-            rows = differ[np.isin(ids[differ], there)]
+            rows = differ[np.isin(ids[differ], index.present(ids[differ]))]  # others may have deleted some meanwhile
             index.update(ids[rows], updated.take(rows))
-        index.delete(_present(index, vanished))
+        index.delete(index.present(vanished))
         if len(changes.moved) and root is not None and index.root is not None and not os.path.isdir(index.root):
             index.root = root
 
@@ -305,8 +268,3 @@ def _differing(metadata: Metadata, table: Table, ids: Integers) -> Integers:
         for before, after in zip(old[1], new[1], strict=True)
     ]
     return np.flatnonzero(different)
-
-
-def _present(index: ImageIndex, ids: Integers) -> Integers:
-    """Those of some ids that an index has."""
-    return index.lookup(ids, skip_unknown=True)["id"].to_numpy() if len(ids) else ids

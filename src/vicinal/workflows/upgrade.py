@@ -88,7 +88,10 @@ def upgrade_index(
     images = UpgradedImages(index, str(folder), reader, embeddings)
     own = {
         "model_fingerprint": fingerprint,
-        "made_with": {**_columns(index.made_with), **(made_with or {})},
+        "made_with": {
+            **{name: value for name, value in index.made_with.items() if name in COLUMN_FLAGS},
+            **(made_with or {}),
+        },
         "calibration": _calibration(made_with or {}, fingerprint, refiner),
     }
     if not isinstance(index, Index):
@@ -193,11 +196,6 @@ def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, r
         raise InputError(f"{folder} holds embeddings of the model {fingerprint} already; give another one")
 
 
-def _columns(made_with: Mapping[str, str]) -> dict[str, str]:
-    """The flags about the columns of the images, which stay as they were."""
-    return {name: value for name, value in made_with.items() if name in COLUMN_FLAGS}
-
-
 def _calibration(made_with: Mapping[str, str], model: str | None, refiner: ContextRefiner | None) -> object:
     """The calibration that is kept with the new model, as values of JSON."""
     fingerprint = model if refiner is None else f"{model}+{refiner.fingerprint()}"
@@ -231,9 +229,6 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
         work.images.fill_local_features(generation.settings.get("local_features"))  # of the last images
 
 
-# embedding
-
-
 @contextmanager
 def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[_Work]:
     """What is embedded for another generation so far; it is deleted when the block has succeeded."""
@@ -248,19 +243,12 @@ def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[
 
 @dataclass
 class _Work:
-    """The images of an index that are embedded anew, in rounds: each embeds the images that were missing before it.
-
-    Args:
-        images: those of the index.
-        folder: for the rounds of all models.
-        part_size: number of images of a part.
-        covered: images of ids below it need not be embedded.
-    """
+    """The images of an index that are embedded anew, in rounds: each embeds the images that were missing before it."""
 
     images: UpgradedImages
-    folder: Path
+    folder: Path  # for the rounds of all models
     part_size: int
-    covered: int
+    covered: int  # images of ids below it need not be embedded
     _rounds: list[EmbeddingShards] = field(default_factory=list)
     _last: list[tuple[Integers, Floats]] = field(default_factory=list)  # embedded within the transaction
     _stored: tuple[Integers, Integers] = field(default_factory=lambda: (np.empty(0, np.int64), np.empty(0, np.int64)))
@@ -268,7 +256,6 @@ class _Work:
 
     @property
     def index(self) -> Index:
-        """The index."""
         return cast("Index", self.images.index)
 
     def catch_up(self) -> None:
@@ -306,7 +293,6 @@ class _Work:
         return found[: stop - start]
 
     def embed_here(self, ids: Integers) -> None:
-        """Embed a few images at once."""
         found, vectors = self.images.embed(ids)
         if len(found):
             self._last.append((found, vectors))
@@ -336,10 +322,7 @@ class _Work:
 
     def _embed(self, table: Path) -> None:
         """Embed a round, or what an interrupted call has left of it."""
-        shards, reader = (
-            table.parent / "shards",
-            replace(self.images.reader, on_error="skip"),
-        )  # refused below
+        shards, reader = table.parent / "shards", replace(self.images.reader, on_error="skip")  # refused below
         is_complete = any(each.is_complete for each in read_manifests(shards))
         manifest = embed_shard(reader, str(table), shards, 1, 1, part_size=self.part_size)
         ids = pd.read_parquet(table, columns=["id"])["id"].to_numpy(np.int64)

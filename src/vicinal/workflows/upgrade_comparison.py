@@ -46,24 +46,14 @@ class GenerationComparison:
         return "\n".join(lines)
 
 
-def compare_generations(
-    index: ImageIndex, ids: Integers, old: Search, new: Search, num_queries: int = NUM_QUERIES, seed: int = 0
-) -> GenerationComparison:
+def compare_generations(index: ImageIndex, ids: Integers, old: Search, new: Search) -> GenerationComparison:
     """Compare what an index finds by its vectors and by those of another generation, for a sample of its images.
 
     Metrics are the fraction of the first ten neighbors that both find and, if there are labels, recall@1 of both and
     its difference, for images whose class has another image. Intervals are those of the bootstrap over the images.
-
-    Args:
-        index: the index.
-        ids: int64 [n], the ids that are searched in both, ascending.
-        old: searches the present vectors: given ids of images and k, the ids of their neighbors, int64 [n, k].
-        new: searches the other vectors in the same way.
-        num_queries: the size of the sample.
-        seed: of the sample.
+    `ids`, ascending, are searched in both.
     """
-    generator = np.random.default_rng(seed)
-    queries = np.sort(generator.choice(ids, min(num_queries, len(ids)), replace=False))
+    queries = np.sort(np.random.default_rng(0).choice(ids, min(NUM_QUERIES, len(ids)), replace=False))
     k = min(K, len(ids) - 1)
     if not k:
         return GenerationComparison(len(queries), pd.DataFrame(columns=["value", "low", "high"]))
@@ -71,8 +61,8 @@ def compare_generations(
     scores = {f"overlap@{k}": (before[:, :, None] == after[:, None, :]).any(axis=2).mean(axis=1)}
     if "label" in index.column_kinds:
         label_of = _labels(index, ids)
-        own = label_of(queries)
-        is_scored = own.isin(_repeated(label_of(ids))).to_numpy()
+        own, counts = label_of(queries), label_of(ids).value_counts()
+        is_scored = own.isin(counts.index[counts > 1]).to_numpy()
         hits = [np.where(is_scored, own.to_numpy() == label_of(each[:, 0]).to_numpy(), np.nan)
                 for each in (before, after)]  # fmt: skip
         scores |= {"recall@1 before": hits[0], "recall@1 after": hits[1], "difference": hits[1] - hits[0]}
@@ -88,11 +78,6 @@ def _others(found: Integers, ids: Integers) -> Integers:
 def _labels(index: ImageIndex, ids: Integers) -> Callable[[Integers], pd.Series[str]]:
     labels = index.lookup(ids, skip_unknown=True).set_index("id")["label"].astype("object").reindex(ids)
     return lambda some: labels.reindex(some).reset_index(drop=True)
-
-
-def _repeated(labels: pd.Series[str]) -> pd.Index[str]:
-    counts = labels.value_counts()
-    return counts.index[counts > 1]
 
 
 def _with_intervals(scores: Mapping[str, Floats]) -> pd.DataFrame:

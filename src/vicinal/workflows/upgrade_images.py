@@ -35,15 +35,8 @@ MAX_NAMED = 5
 class UpgradedImages:
     """The images of an index, and how they become embeddings.
 
-    Args:
-        index: the index.
-        place: its folder or URL.
-        reader: how images become embeddings; with `on_error="skip"`, those that cannot are left out, else refused.
-        stored: embeddings that are there already, of some of the images by their paths and bounding boxes; the reader
-            embeds the others, if it has a model.
-
-    Attributes:
-        left_out: the ids of those that are left out, int64 [n], ascending.
+    With `on_error="skip"` of the reader, those that cannot are left out, else refused. Of images that `stored` has, by
+    path and bounding box, those embeddings are taken.
     """
 
     index: ImageIndex
@@ -58,11 +51,7 @@ class UpgradedImages:
         return dict(zip(keys, range(len(keys)), strict=True))
 
     def stored_rows(self, ids: Integers) -> Integers:
-        """The rows of images in the embeddings that are there already, int64 [n]; -1 where there is none.
-
-        Raises:
-            InputError: there is none of an image, and no model embeds it.
-        """
+        """The rows of images in the embeddings that are there already, int64 [n]; -1 where there is none."""
         if self.stored is None:
             return np.full(len(ids), -1, np.int64)
         found = self.index.lookup(ids, skip_unknown=True)
@@ -89,11 +78,7 @@ class UpgradedImages:
         return frame[is_there].reset_index(drop=True)
 
     def embed(self, ids: Integers) -> tuple[Integers, Floats]:
-        """The ids and embeddings of those that can be embedded, int64 [n] and float32 [n, dim].
-
-        Raises:
-            InputError: an image cannot be embedded, unless such are left out.
-        """
+        """The ids and embeddings of those that can be embedded, int64 [n] and float32 [n, dim]."""
         rows = self.stored_rows(ids)
         known = ids[rows >= 0]
         if self.stored is None or not len(known):
@@ -118,11 +103,7 @@ class UpgradedImages:
         return found, embedded.vectors
 
     def learn_local_features(self, encoder: str) -> dict[str, Any] | None:
-        """How local features are computed by the new model, under the name of an encoder, if the index stores some.
-
-        Raises:
-            InputError: the model is none of a timm backbone, or as :meth:`~vicinal.retrieval.LocalEncoder.fit`.
-        """
+        """How local features are computed by the new model, under the name of an encoder, if the index stores some."""
         stored = self.index.local_settings
         if stored is None:
             return None
@@ -174,15 +155,7 @@ def check_reader_before(
 ) -> EmbeddingReader | None:
     """The reader that embeds the images that were added since an upgrade for the generation before; None without any.
 
-    Args:
-        index: the index.
-        place: its folder or URL.
-        added: the ids of these images.
-        before: the settings of the generation before.
-        reader_for: gives the reader by the flags that made the vectors before; None: it is not known.
-
-    Raises:
-        InputError: there are some, and the reader is not known or of another model.
+    `before` has the settings of that generation, with the flags by which `reader_for` gives its reader, if it is known.
     """
     made_with, fingerprint = before.get("made_with") or {}, before.get("model_fingerprint")
     if not len(added):

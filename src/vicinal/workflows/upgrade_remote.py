@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,30 +22,29 @@ NUM_PROBES = 32  # images that tell the number of dimensions
 
 
 def upgrade_remote(
-    index: RemoteIndex,
-    images: UpgradedImages,
-    own: Mapping[str, Any],
-    report: Callable[[GenerationComparison], object],
+    index: RemoteIndex, images: UpgradedImages, own: Mapping[str, Any], report: Callable[[GenerationComparison], object]
 ) -> None:
     """As :func:`upgrade_index <vicinal.workflows.upgrade_index>`, for an index in a database.
 
-    Args:
-        index: the index.
-        images: its images, and how they become embeddings.
-        own: the facts of the new vectors, but for `generation`, `dim` and `local_features`.
-        report: is called with the comparison.
+    `own` has the facts of the new vectors, but for `generation`, `dim` and `local_features`.
     """
     dim = _first_dim(index, images)
     name = generation_name(own["model_fingerprint"], images.reader.used_precision, dim)
     local = images.learn_local_features(secrets.token_hex(8))
     own = {**own, "generation": name, "dim": dim, "local_features": local}
-    with _filling(index, images, own) as filling:
-        filling.generation.begin()
+    with index.generation(own) as generation, generation.only_one():
+        filling = _Filling(index, images, generation)
+        generation.begin()
         filling.catch_up()
-        filling.generation.finish()
+        generation.finish()
         filling.catch_up()
         images.fill_local_features(local)
-        report(compare_generations(index, filling.ids(), partial(_search, index), filling.generation.search))
+        ids = np.setdiff1d(index.ids(), filling.missing())
+        report(
+            compare_generations(
+                index, ids, lambda queries, k: index.search(index.vectors_of(queries), k).ids, generation.search
+            )
+        )
         filling.switch()
     _fill_last(index, images)
 
@@ -57,7 +54,8 @@ def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]
     if index.previous is None:
         raise InputError(f"{index.url} has no generation before this one: it was never upgraded")
     images = UpgradedImages(index, index.url, EmbeddingReader())
-    with _filling(index, images, index.previous) as filling:
+    with index.generation(index.previous) as generation, generation.only_one():
+        filling = _Filling(index, images, generation)
         added = filling.missing()
         images.reader = check_reader_before(index, index.url, added, index.previous, reader_for) or images.reader
         filling.catch_up()
@@ -84,43 +82,22 @@ def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:
     raise InputError(f"{index.url} has no image that can be embedded; it stays as it was")
 
 
-def _search(index: RemoteIndex, ids: Integers, k: int) -> Integers:
-    """The ids of the neighbors of images by the present vectors, int64 [n, k]."""
-    return index.search(index.vectors_of(ids), k).ids
-
-
-@contextmanager
-def _filling(index: RemoteIndex, images: UpgradedImages, own: Mapping[str, Any]) -> Iterator[_Filling]:
-    with index.generation(own) as generation, generation.only_one():
-        yield _Filling(index, images, generation)
-
-
 @dataclass
 class _Filling:
-    """Embeds the images that have no vector of a generation yet.
-
-    Args:
-        index: the index.
-        images: its images.
-        generation: the generation.
-    """
+    """Embeds the images that have no vector of a generation yet."""
 
     index: RemoteIndex
     images: UpgradedImages
     generation: RemoteGeneration
 
-    def catch_up(self, at_most: int = MAX_LAST) -> None:
+    def catch_up(self) -> None:
         """Embed images until so few are left as were added meanwhile."""
-        while self._fill() > at_most:
+        while self._fill() > MAX_LAST:
             pass
 
     def missing(self) -> Integers:
         """The ids of the images without a vector, ascending."""
         return np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self.generation.missing())])
-
-    def ids(self) -> Integers:
-        """The ids of the images with one, ascending."""
-        return np.setdiff1d(self.index.ids(), self.missing())
 
     def switch(self) -> None:
         """Let the generation be searched; images that cannot be embedded leave the index."""

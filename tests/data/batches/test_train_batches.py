@@ -13,7 +13,7 @@ from tests.conftest import draw_noise
 from tests.pretend_device import is_on_device, on_device, pretend_device
 from vicinal.data import ImageDataset, ImageTransform, Table, TrainBatches
 from vicinal.data.batches import train_batches
-from vicinal.data.batches.train_batches import Part, TrainImages
+from vicinal.data.batches.train_batches import TrainImages
 from vicinal.data.images.image_ops import normalized
 from vicinal.utils.seeds import seeded
 
@@ -36,25 +36,13 @@ def loaded(batches: TrainBatches, start: int = 0, **loader: Any) -> list[dict[st
     return list(batches.collate(iter(parts), start))
 
 
-def test_a_part_has_at_most_so_many_images(dataset: ImageDataset) -> None:
-    batches = TrainBatches(dataset, PLAN, (7, 1))
-    assert batches.parts() == [
-        Part([0, 1, 2], (7, 1, 0)),
-        Part([3, 4], (7, 1, 0, 1)),
-        Part([5, 6], (7, 1, 1)),
-        Part([6, 5, 4], (7, 1, 2)),
-        Part([3, 2, 1], (7, 1, 2, 1)),
-        Part([0], (7, 1, 2, 2)),
-        Part([0], (7, 1, 3)),
-    ]
-    assert batches.parts(3) == [Part([0], (7, 1, 3))]
-    assert batches.parts(4) == []
-
-
 def test_a_batch_is_its_parts_whoever_loads_them_and_wherever_it_starts(dataset: ImageDataset) -> None:
     batches = TrainBatches(dataset, PLAN, (7, 1))
     expected = [batches[number] for number in range(4)]
+    assert [len(part.rows) for part in batches.parts()] == [3, 2, 2, 3, 3, 1, 1]
     assert [batch["rows"].tolist() for batch in expected] == PLAN
+    assert [batch["labels"].tolist() for batch in expected[:2]] == [[0, 1, 0, 2, 1], [0, 2]]
+    assert expected[0]["labels"].dtype == expected[0]["rows"].dtype == torch.int64
     assert all(batch["images"].shape == (len(rows), 3, 12, 12) for batch, rows in zip(expected, PLAN, strict=True))
     for start, workers in ((0, 0), (0, 2), (2, 2)):
         found = loaded(batches, start, num_workers=workers)

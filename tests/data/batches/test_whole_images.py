@@ -13,7 +13,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from vicinal.data import ImageDataset, ImageTransform, Table
-from vicinal.data.batches.image_dataset import PixelBatches, row_batches
 from vicinal.data.batches.train_batches import TrainImages, WholeTrainBatches, train_batches
 from vicinal.data.images.image_ops import Normalize
 
@@ -95,10 +94,3 @@ def test_batches_depend_on_the_seed_and_not_on_who_reads_them_or_where_it_starts
     assert same(epoch(table, start=2), batches[2:])
     assert epoch(table, start=4) == []
     assert not same(epoch(table, seed=1), batches)
-
-
-def test_in_tests_whole_images_are_batches_of_one(table: Table) -> None:
-    dataset = ImageDataset(table, TRANSFORM)
-    batches = PixelBatches(dataset, row_batches(dataset, range(6), batch_size=4))
-    assert len(batches) == 6
-    assert [tuple(batches[number][0].shape) for number in (0, 5)] == [(1, 3, 30, 40), (1, 3, 48, 16)]

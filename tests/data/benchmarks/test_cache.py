@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vicinal.data.benchmarks.cache import check_unchanged, prepare_folder, prepare_table
+from tests.refusals import refused_call
+from vicinal.data import Table
+from vicinal.data.benchmarks.cache import COUNTS, check_complete, check_unchanged, prepare_folder, prepare_table
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import cache_folder, changed_file
 
@@ -47,13 +49,14 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["table.csv", "digests.json"])
-def test_a_damaged_table_is_written_again(tmp_path: Path, damage: str, name: str) -> None:
-    table = prepare_table(tmp_path / "set", write)
-    DAMAGE[damage](tmp_path / "set" / name)
-    assert prepare_table(tmp_path / "set", write).frame.equals(table.frame)
-    assert sorted(path.name for path in (tmp_path / "set").iterdir())[-1] == "table.csv"
+def test_a_damaged_table_is_written_again(tmp_path: Path) -> None:
+    for name in ("table.csv", "digests.json"):
+        for damage, apply in DAMAGE.items():
+            folder = tmp_path / f"{name}, {damage}"
+            table = prepare_table(folder, write)
+            apply(folder / name)
+            assert prepare_table(folder, write).frame.equals(table.frame), folder
+            assert sorted(path.name for path in folder.iterdir())[-1] == "table.csv"
 
 
 def write_below(folder: Path) -> pd.DataFrame:
@@ -62,24 +65,24 @@ def write_below(folder: Path) -> pd.DataFrame:
     return pd.DataFrame({"path": ["owl/a.png"], "label": [3]})
 
 
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "random", "deleted"])
-def test_a_damaged_image_is_named_and_written_again(tmp_path: Path, damage: str, capsys) -> None:
+def test_a_damaged_image_is_named_and_written_again(tmp_path: Path, capsys) -> None:
     (image,) = prepare_table(tmp_path / "set", write_below).paths
-    DAMAGE[damage](Path(image))
-    with pytest.raises(InputError, match=r"owl/a.png has changed or is damaged; delete the folder \S+/set, which is"):
-        check_unchanged(tmp_path / "set")
-    prepare_table(tmp_path / "set", write_below)
-    assert Path(image).read_bytes() == b"pixels"
-    assert f"{image} has changed or is damaged\n" in capsys.readouterr().err
+    message = r"owl/a.png has changed or is damaged; delete the folder \S+/set, which is"
+    for damage in ("truncated", "emptied", "random", "deleted"):
+        DAMAGE[damage](Path(image))
+        refused_call(message, check_unchanged, tmp_path / "set")
+        prepare_table(tmp_path / "set", write_below)
+        assert Path(image).read_bytes() == b"pixels"
+        assert f"{image} has changed or is damaged\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "a/../../outside"])
-def test_digests_name_files_of_their_folder_alone(tmp_path: Path, name: str) -> None:
-    prepare_table(tmp_path / "set", write)
-    (tmp_path / "outside").write_bytes(b"")
-    (tmp_path / "set" / "digests.json").write_text(json.dumps({name: hashlib.sha256(b"").hexdigest()}))
-    assert changed_file(tmp_path / "set") == tmp_path / "set" / "digests.json"
-    assert len(prepare_table(tmp_path / "set", write)) == 1
+def test_digests_name_files_of_their_folder_alone(tmp_path: Path) -> None:
+    for name in ("/dev/zero", "../outside", "a/../../outside"):
+        prepare_table(tmp_path / "set", write)
+        (tmp_path / "outside").write_bytes(b"")
+        (tmp_path / "set" / "digests.json").write_text(json.dumps({name: hashlib.sha256(b"").hexdigest()}))
+        assert changed_file(tmp_path / "set") == tmp_path / "set" / "digests.json"
+        assert len(prepare_table(tmp_path / "set", write)) == 1
 
 
 def test_an_interrupted_preparation_is_not_taken_for_whole(tmp_path: Path) -> None:
@@ -118,3 +121,20 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot be written \(.*\); choose another root, or another folder by"):
         prepare_table(tmp_path / "file" / "set", write)
+
+
+def test_a_partial_copy_is_refused_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COUNTS, "birds", {"train": (3, 2), "test": (1, 1)})
+    frame = pd.DataFrame({"path": ["a", "a", "a"], "label": [1, 1, 2], "split": "train"})
+    whole, part = Table(frame, tmp_path), Table(frame[:2], tmp_path)
+    message = "the split test of birds has 0 images of 0 classes, but 1 of 1 are"
+    refused_call(message, check_complete, "birds", whole, tmp_path)
+    message = "the split train of birds has 2 images of 1 classes, but 3 of 2 are pub"
+    refused_call(message, check_complete, "birds", part, tmp_path)
+    (tmp_path / "a").touch()
+    for counts in ([(9, 9), (3, 2)], (None, 2)):  # versions, and numbers that are not published
+        monkeypatch.setitem(COUNTS, "birds", {"train": counts})
+        assert check_complete("birds", whole, tmp_path) is whole
+    monkeypatch.setitem(COUNTS, "birds", {"train": [(9_000, 2), (None, 1_003)]})
+    message = "3 images of 2 classes, but 9,000 of 2 or 1,003 classes are published"
+    refused_call(message, check_complete, "birds", whole, tmp_path)

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more, write_roxford_1m
-from vicinal.data import Table, load_table
+from tests.refusals import refused_call
+from vicinal.data import load_table
 from vicinal.data.benchmarks import GroundTruth, revisited_ground_truth, roxford, roxford_1m, rparis
 from vicinal.utils.errors import InputError
 
@@ -82,33 +83,22 @@ def test_queries_are_cropped_once_and_anew_when_boxes_change(root: Path) -> None
     before = roxford(root).paths[3]
     written = Path(before).stat().st_mtime_ns
     assert Path(roxford(root).paths[3]).stat().st_mtime_ns == written
-    changed = content()
-    changed["gnd"][0]["bbx"] = [0, 0, 5, 5]
-    (root / "roxford5k" / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(changed))
+    (root / "roxford5k" / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(changed("gnd.0.bbx", [0, 0, 5, 5])))
     after = roxford(root).paths[3]
     assert after != before
     with Image.open(after) as image:
         assert image.size == (5, 5)
 
 
-def with_box(root: Path, box: list[float]) -> Table:
-    content_of = changed("gnd.1.bbx", box)
-    (root / "roxford5k" / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(content_of))
-    return roxford(root)
-
-
-@pytest.mark.parametrize("box", [[0.1, 0.1, 0.3, 0.3], [30, 5, 40, 10], [0, 20.4, 5, 1e300], [-9, -9, -1, -1]])
-def test_boxes_without_a_pixel_are_refused(root: Path, box: list[float]) -> None:
-    with pytest.raises(InputError, match=r"query 'oxford_002416': bbx \[.+\] has no pixel of its image of 24 x 20"):
-        with_box(root, box)
-
-
-@pytest.mark.parametrize(
-    ("box", "size"), [([0, 0, 1e6, 1e6], (24, 20)), ([-1, 2, 1e300, 9], (24, 7)), ([-1e300, -2.0, 5, 25], (5, 20))]
-)
-def test_boxes_are_cut_at_the_edges_of_the_image(root: Path, box: list[float], size: tuple[int, int]) -> None:
-    with Image.open(with_box(root, box).paths[4]) as image:
-        assert image.size == size
+def test_boxes_are_cut_at_the_edges_of_the_image(root: Path) -> None:
+    truth = root / "roxford5k" / "gnd_roxford5k.pkl"
+    for box, size in (([0, 0, 1e6, 1e6], (24, 20)), ([-1, 2, 1e300, 9], (24, 7)), ([-1e300, -2.0, 5, 25], (5, 20))):
+        truth.write_bytes(pickle.dumps(changed("gnd.1.bbx", box)))
+        with Image.open(roxford(root).paths[4]) as image:
+            assert image.size == size
+    for box in ([0.1, 0.1, 0.3, 0.3], [30, 5, 40, 10], [0, 20.4, 5, 1e300], [-9, -9, -1, -1]):
+        truth.write_bytes(pickle.dumps(changed("gnd.1.bbx", box)))
+        refused_call(r"query 'oxford_002416': bbx \[.+\] has no pixel of its image of 24 x 20", roxford, root)
 
 
 @pytest.mark.parametrize("kept", ["", "roxford5k"])
@@ -125,14 +115,12 @@ def test_a_root_that_is_not_to_be_written(root: Path, tmp_path: Path, monkeypatc
 
 def test_a_query_that_cannot_be_read_leaves_nothing_half_done(root: Path) -> None:
     (root / "roxford5k" / "jpg" / "oxford_002416.jpg").unlink()
-    with pytest.raises(InputError, match=r"oxford_002416\.jpg: no such file"):
-        roxford(root)
+    refused_call(r"oxford_002416\.jpg: no such file", roxford, root)
     assert not list((root / "roxford5k").glob("queries-*"))
 
 
 def test_missing_files_are_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"rparis6k: no gnd_rparis6k\.json or gnd_rparis6k\.pkl; download it "):
-        rparis(tmp_path)
+    refused_call(r"rparis6k: no gnd_rparis6k\.json or gnd_rparis6k\.pkl; download it ", rparis, tmp_path)
     with pytest.raises(InputError, match="oxford5k: no revisited benchmark; there are roxford and rparis"):
         revisited_ground_truth("oxford5k", tmp_path)
 
@@ -151,9 +139,8 @@ def changed(place: str, value: object) -> dict[str, Any]:
     return whole
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
+def test_bad_content_is_named(tmp_path: Path) -> None:
+    for place, value, message in (
         ("imlist", "DELETE", "the ground truth has no 'imlist'"),
         ("imlist", [], "imlist is not a list of images' names"),
         ("gnd", [], r"gnd has no entry for each of the 2 queries of qimlist"),
@@ -163,13 +150,10 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("gnd.0.easy", [True, 0], r"gnd\[0\]: easy is not a list of numbers"),
         ("gnd.0.easy", [2, 2], r"gnd\[0\] names image 2 twice"),
         ("gnd.0.hard", [0], r"gnd\[0\] names image 0 twice; it can be easy, hard or junk, and once"),
-    ],
-)
-def test_bad_content_is_named(tmp_path: Path, place: str, value: object, message: str) -> None:
-    path = tmp_path / "gnd.pkl"
-    path.write_bytes(pickle.dumps(changed(place, value)))
-    with pytest.raises(InputError, match=rf"gnd\.pkl: {message}"):
-        GroundTruth.load(path)
+    ):
+        path = tmp_path / "gnd.pkl"
+        path.write_bytes(pickle.dumps(changed(place, value)))
+        refused_call(rf"gnd\.pkl: {message}", GroundTruth.load, path)
 
 
 def test_a_list_that_holds_itself_many_times_is_refused(tmp_path: Path) -> None:
@@ -178,22 +162,18 @@ def test_a_list_that_holds_itself_many_times_is_refused(tmp_path: Path) -> None:
         bomb = [bomb, bomb]
     path = tmp_path / "gnd.pkl"
     path.write_bytes(pickle.dumps(changed("gnd.0.easy", bomb)))
-    with pytest.raises(InputError, match=r"gnd\[0\]: easy is not a list of numbers"):
-        GroundTruth.load(path)
+    refused_call(r"gnd\[0\]: easy is not a list of numbers", GroundTruth.load, path)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("gnd.json", b"{", r"gnd\.json: not JSON"),
         ("gnd.json", b"[1]", r"gnd\.json: the ground truth has no 'imlist'"),
-        ("gnd.pkl", pickle.dumps(Path("a")), r"gnd\.pkl: not a pickle of plain data \(it asks for 'pathlib"),
         ("gnd.mat", b"", r"gnd\.mat: a ground truth is read from a file ending in \.pkl or \.json"),
     ):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(InputError, match=message):
-            GroundTruth.load(tmp_path / name)
-    with pytest.raises(InputError, match=r"lost\.json: no such file"):
-        GroundTruth.load(tmp_path / "lost.json")
+        refused_call(message, GroundTruth.load, tmp_path / name)
+    refused_call(r"lost\.json: no such file", GroundTruth.load, tmp_path / "lost.json")
 
 
 @pytest.mark.parametrize("name", ["roxford_1m", "rparis_1m"])
@@ -218,8 +198,6 @@ def test_distractors_must_be_complete(tmp_path: Path, monkeypatch: pytest.Monkey
         (whole.replace("distractor_2", "lost"), r"revisitop1m: 1 of 3 images that its lists name are absent: jpg/lost"),
     ):
         path.write_text(text)
-        with pytest.raises(InputError, match=message):
-            roxford_1m(tmp_path)
+        refused_call(message, roxford_1m, tmp_path)
     path.unlink()
-    with pytest.raises(InputError, match=r"no revisitop1m\.txt in revisitop1m/ or the folder itself; .* download it"):
-        roxford_1m(tmp_path)
+    refused_call(r"no revisitop1m\.txt in revisitop1m/ or the folder itself; .* download it", roxford_1m, tmp_path)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from vicinal.data import Table
 
 
 def encoded(number: int, suffix: str = ".png") -> bytes:
@@ -14,3 +17,7 @@ def encoded(number: int, suffix: str = ".png") -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}[suffix])
     return buffer.getvalue()
+
+
+def contents(table: Table) -> list[bytes]:
+    return [Path(path).read_bytes() for path in table.paths]

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.containers.pictures import encoded
-from vicinal.data import Table, load_table
+from tests.data.containers.pictures import contents, encoded
+from tests.refusals import refused_call
+from vicinal.data import load_table
 from vicinal.data.containers.hugging_face import relevance_classes
 from vicinal.evaluation import evaluate
 from vicinal.utils.errors import InputError
@@ -31,14 +32,9 @@ def birds(start: int, number: int = 4, **columns: Any) -> Any:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A folder of save_to_disk with the splits train and validation."""
     splits = {"train": birds(0, size=("int32", [3, 1, 4, 1])), "validation": birds(10, size=("int32", [2, 7, 1, 8]))}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     return tmp_path / "saved"
-
-
-def contents(table: Table) -> list[bytes]:
-    return [Path(path).read_bytes() for path in table.paths]
 
 
 def test_saved_datasets_are_written_once_byte_for_byte(saved: Path, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -112,45 +108,35 @@ def test_queries_corpus_and_relevance_become_classes(tmp_path: Path) -> None:
     assert evaluation.metrics["recall@1"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("relevant", "message"),
-    [
-        ([*RELEVANT, ("q1", "c1", 1)], "query 1 (counted from 0) has some, but not all of its relevant images in"),
-        ([*RELEVANT, ("q7", "c1", 1)], "qrels: query-id 'q7' is not the id of an image in query"),
-        ([*RELEVANT, ("q1", "c8", 1)], "qrels: corpus-id 'c8' is not the id of an image in corpus"),
-    ],
-)
-def test_relevance_that_is_not_of_classes(relevant: list[tuple[str, str, int]], message: str, tmp_path: Path) -> None:
-    save_parts(tmp_path / "parts", relevant)
-    with pytest.raises(InputError, match=re.escape(message)):
-        load_table(f"hf:{tmp_path / 'parts'}", root=tmp_path / "kept")
-    assert not list(tmp_path.glob("kept/hugging_face/parts*"))
+def test_relevance_that_is_not_of_classes(tmp_path: Path) -> None:
+    for name, pair, message in (
+        ("some", ("q1", "c1", 1), "query 1 (counted from 0) has some, but not all of its relevant images in"),
+        ("query", ("q7", "c1", 1), "qrels: query-id 'q7' is not the id of an image in query"),
+        ("corpus", ("q1", "c8", 1), "qrels: corpus-id 'c8' is not the id of an image in corpus"),
+    ):
+        save_parts(tmp_path / name, [*RELEVANT, pair])
+        refused_call(re.escape(message), load_table, f"hf:{tmp_path / name}", root=tmp_path / "kept")
+    assert not [path for path in tmp_path.glob("kept/hugging_face/*") if path.suffix != ".lock"]
 
 
-@pytest.mark.parametrize(
-    "relevant", [[{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]]
-)
-def test_classes_are_disjoint(relevant: list[set[int]]) -> None:
-    with pytest.raises(InputError, match="not a relevance of classes"):
-        relevance_classes(relevant, 4, "birds")
+def test_classes_are_disjoint() -> None:
+    for relevant in ([{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]):
+        refused_call("not a relevance of classes", relevance_classes, relevant, 4, "birds")
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
+def test_datasets_that_cannot_be_read(saved: Path, tmp_path: Path) -> None:
+    for name, arguments, message in (
         ("{saved}", {"label_column": "kind"}, "no column 'kind' that could hold labels; there are label, size"),
         ("{saved}/nowhere", {}, "no such folder, nor a name on the Hugging Face Hub, such as owner/name"),
         ("{saved}/dataset_dict.json", {}, "is a file; give a folder, or a .parquet file without hf:"),
         ("", {}, "hf: names no container; give hf:NAME or wds:NAME"),
         ("nobody/nothing", {}, "hf:nobody/nothing: "),
-    ],
-)
-def test_datasets_that_cannot_be_read(name: str, arguments: dict, message: str, saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError) as error:
-        load_table(f"hf:{name.format(saved=saved)}", root=tmp_path / "kept", **arguments)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not [path for path in tmp_path.glob("kept/*/*") if path.suffix != ".lock"]
+    ):
+        with pytest.raises(InputError) as error:
+            load_table(f"hf:{name.format(saved=saved)}", root=tmp_path / "kept", **arguments)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+        assert not [path for path in tmp_path.glob("kept/*/*") if path.suffix != ".lock"]
 
 
 def test_ambiguous_and_missing_columns_are_named(tmp_path: Path) -> None:

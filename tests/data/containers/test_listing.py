@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.containers.pictures import encoded
+from tests.data.containers.pictures import contents, encoded
 from tests.data.containers.test_webdataset import write_shard
-from vicinal.data import Table, load_table
+from tests.refusals import refused_call
+from vicinal.data import load_table
 from vicinal.data.containers import listing, webdataset
 from vicinal.data.loading import list_images
 from vicinal.utils.arrays import Integers
-from vicinal.utils.errors import InputError
 
 NUMBER, BLIND, UNLABELED = 14, 3, 9  # samples, of which one has no image, and one no label
 
@@ -62,10 +62,6 @@ def saved(folder: Path) -> str:
     }
     datasets.DatasetDict(made).save_to_disk(folder / "saved")
     return f"hf:{folder}/saved"
-
-
-def contents(table: Table) -> list[bytes]:
-    return [Path(path).read_bytes() for path in table.paths]
 
 
 @pytest.mark.parametrize("make", [wds, parquet, saved])
@@ -159,5 +155,4 @@ def test_a_parquet_file_that_is_replaced_is_an_error(left: list[dict[str, Any] |
     listed = list_images(source, root=tmp_path)
     image = pa.array(left, pq.read_schema(source).field("image").type)
     pq.write_table(pa.table({"image": image, "label": labels(range(len(left)))}), source)
-    with pytest.raises(InputError, match=r"\.parquet: has changed while it was read; start again$"):
-        listed.write(listed.table.paths)
+    refused_call(r"\.parquet: has changed while it was read; start again$", listed.write, listed.table.paths)

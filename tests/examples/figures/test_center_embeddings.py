@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from examples.figures import center_embeddings
-from examples.figures.center_embeddings import (
-    PlaneEmbedding,
-    benchmark_digits,
-    digit_embedding,
-    digit_embeddings,
-    spread,
-)
+from examples.figures.center_embeddings import PlaneEmbedding, benchmark_digits, digit_embedding, spread
 from tests.data.benchmarks.published_more import accept_small_more, write_mnist
-from vicinal.losses import CenterBasedLoss, CenterContrastiveLoss, CenterLoss, NormSoftmaxLoss
+from vicinal.losses import CenterContrastiveLoss, CenterLoss
 
 CCL = CenterContrastiveLoss(scale=16, margin=0, center_weight=2, label_smoothing=0)
 
@@ -26,18 +19,6 @@ def at(*polar: tuple[float, float]) -> Tensor:
     """Points from their lengths and angles in degrees."""
     lengths, degrees = torch.tensor(polar, dtype=torch.float64).T
     return lengths[:, None] * torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], dim=1)
-
-
-def three_classes(are_points: bool = False) -> PlaneEmbedding:
-    """Around 0, 90 and 180 degrees, as many of each."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(3).repeat_interleave(20)
-    degrees = 90 * labels + 10 * torch.randn(60, generator=generator)
-    lengths = 1 + torch.rand(60, generator=generator)
-    return PlaneEmbedding(at(*zip(lengths, degrees, strict=True)), labels, at((2, 5), (3, 95), (1, 185)), are_points)
-
-
-# Training on digits ---------------------------------------------------------------------------------------------------
 
 
 def test_a_third_of_the_digits_is_not_trained_on() -> None:
@@ -71,14 +52,6 @@ def test_the_digits_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_center_term_makes_them_narrower() -> None:
-    """10 degrees against 14; with another seed 14 against 15 on one thread, 12 against 16 on two."""
-    losses = (NormSoftmaxLoss(scale=16), CCL)
-    softmax, contrastive = (spread(digit_embedding(loss, epochs=20, seed=1)) for loss in losses)
-    assert contrastive.angle < 0.9 * softmax.angle
-
-
-@pytest.mark.slow
 def test_figure_4() -> None:
     losses = center_embeddings.LOSSES.values()
     entropy, softmax, center, contrastive = (spread(digit_embedding(loss)) for loss in losses)
@@ -90,9 +63,6 @@ def test_figure_4() -> None:
     assert center.nearest_mean > center.nearest_direction
     assert center.nearest_mean > max(entropy.nearest_mean, softmax.nearest_mean, contrastive.nearest_mean)
     assert center.radius < 0.7 * min(entropy.radius, softmax.radius, contrastive.radius)
-
-
-# Numbers --------------------------------------------------------------------------------------------------------------
 
 
 def test_spread_by_hand() -> None:
@@ -108,36 +78,3 @@ def test_spread_by_hand() -> None:
     far = spread(PlaneEmbedding(at((1, 0), (9, 0), (3, 20)), torch.tensor([0, 0, 1]), torch.eye(2)))
     assert far.nearest_direction == 1
     assert far.nearest_mean == pytest.approx(2 / 3)  # (1, 0) is nearer to the other class than to (5, 0)
-
-
-def test_histogram_is_of_angles_and_classes() -> None:
-    points = at((1, 1), (5, 2), (1, 4), (1, 359), (1, 181))
-    fractions = center_embeddings.histogram(PlaneEmbedding(points, torch.tensor([0, 0, 1, 1, 0]), torch.eye(2)))
-    assert fractions.shape == (2, 120)
-    expected = torch.zeros(2, 120, dtype=torch.float64)
-    expected[0, 0], expected[0, 60], expected[1, 1], expected[1, 119] = 0.4, 0.2, 0.2, 0.2
-    torch.testing.assert_close(fractions, expected)
-
-
-# Pictures -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_papers_losses_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[CenterBasedLoss, int, int, bool]] = []
-
-    def remembered(loss: CenterBasedLoss, *others: int) -> PlaneEmbedding:
-        given.append((loss, *others))
-        return three_classes()
-
-    monkeypatch.setattr(center_embeddings, "digit_embedding", remembered)
-    digit_embeddings(tmp_path / "four.png", epochs=2, seed=3, test=True)
-    names = ["CrossEntropyLoss", "NormSoftmaxLoss", "CenterLoss", "CenterContrastiveLoss"]
-    assert [type(loss).__name__ for loss, *_ in given] == names
-    assert [others for _, *others in given] == [[2, 3, True, None]] * 4
-    ours, plain = given[3][0], given[1][0]
-    assert (ours.margin, ours.center_weight, ours.label_smoothing, ours.scale) == (0, 2, 0, plain.scale)
-    assert Image.open(tmp_path / "four.png").size == (1590, 810)
-    digit_embeddings(tmp_path / "mine.pdf", {"mine": CCL})
-    assert given[-1] == (CCL, 100, 0, False, None)
-    assert (tmp_path / "mine.pdf").read_bytes().startswith(b"%PDF")

@@ -8,7 +8,7 @@ import torch
 
 from examples.figures.refiner_attention import attention_grid, refined_neighbors
 from tests.analysis.refiners import embedded, in_sides, misfits, moving, pictured
-from vicinal.utils.errors import InputError
+from tests.refusals import refused_call
 
 
 def nearest(vectors: np.ndarray, row: int, among: np.ndarray, k: int) -> list[int]:
@@ -56,10 +56,7 @@ def test_what_a_grid_needs(tmp_path: Path) -> None:
         (vectors, table, list(range(26)), "26 queries are too many"),
         (*embedded(), [0], "needs the images' paths"),
     ):
-        with pytest.raises(InputError, match=message):
-            attention_grid(moving(), given, rows, queries, tmp_path / "grid.png")
+        refused_call(message, attention_grid, moving(), given, rows, queries, tmp_path / "grid.png")
     assert not (tmp_path / "grid.png").exists()
-    with pytest.raises(InputError, match="neither query nor gallery"):
-        refined_neighbors(moving(), *in_sides(), [0, 1])
-    with pytest.raises(InputError, match="0 neighbors of 30 embeddings leave none"):
-        refined_neighbors(moving(neighbors=0), vectors, table, [0])
+    refused_call("neither query nor gallery", refined_neighbors, moving(), *in_sides(), [0, 1])
+    refused_call("0 neighbors of 30 embeddings leave none", refined_neighbors, moving(neighbors=0), vectors, table, [0])

@@ -28,7 +28,6 @@ def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A refiner, embeddings with images, and a run."""
     moving().save_pretrained(tmp_path / "refiner")
     save_embeddings(tmp_path / "embeddings.parquet", *pictured(tmp_path))
     (tmp_path / "run").mkdir()

@@ -6,7 +6,6 @@ https://chromedevtools.github.io/devtools-protocol/
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -165,11 +164,6 @@ class Browser:
     def wheel(self, x: float, y: float, by: float) -> None:
         self.send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=by)
         self.frames(4)
-
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        """A PNG file of what is to be seen, or of the whole page."""
-        taken = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(taken["data"]))
 
 
 @contextlib.contextmanager

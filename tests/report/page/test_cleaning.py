@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.report.page.browser import Browser
-from tests.report.page.cases import Page
+from tests.report.page.cases import Page, draw_pictures
 from vicinal.analysis import Findings, find_problems, image_facts
 from vicinal.data import Table, apply_decisions
 from vicinal.report import write_cleaning_page
@@ -21,10 +21,7 @@ BAR = "document.getElementById('review-count').textContent"
 
 def planted(folder: Path) -> Table:
     """Two classes of ten pictures: 3 is like 2, 4 is labeled wrong, and 20 is broken."""
-    rng = np.random.default_rng(0)
-    for number in range(20):
-        pixels = rng.integers(0, 255, (6, 6, 3)).astype(np.uint8)
-        Image.fromarray(pixels).resize((64, 48), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+    draw_pictures(folder, 20)
     Image.open(folder / "2.png").save(folder / "3.jpg", quality=60)
     (folder / "20.png").write_bytes(b"no image")
     names = [f"{number}.{'jpg' if number == 3 else 'png'}" for number in range(21)]
@@ -87,7 +84,6 @@ def opened(tab: Browser, page: Path) -> Browser:
 
 
 def saved(tab: Browser, folder: Path) -> Path:
-    """The file that the browser saves."""
     tab.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     tab.click("#review-export")
     file = folder / "decisions.csv"

@@ -1,27 +1,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.report.page.cases import case_of
-from vicinal.evaluation import Evaluation, ResultsTable
+from tests.report.page.cases import case_of, with_interval
 from vicinal.report.page.metrics import bar, metrics_section
-
-
-def results_of(evaluation: Evaluation, intervals: bool = True) -> ResultsTable:
-    """With an interval of mAP on request."""
-    ends = pd.DataFrame({"low": [0.1], "high": [0.3]}, index=["mAP"])
-    return replace(evaluation.to_results(intervals=ends if intervals else None), confidence_level=0.9)
 
 
 @pytest.mark.parametrize(("intervals", "classes", "said"), [(True, 19, 1), (True, 20, 0), (False, 19, 0)])
 def test_intervals_of_few_classes_are_said_to_be_too_narrow(intervals: bool, classes: int, said: int) -> None:
     found = case_of(np.eye(2)[[0, 0]], list("aa")).evaluation
-    content = metrics_section(results_of(found, intervals), classes).content
+    results = with_interval(found) if intervals else found.to_results()
+    content = metrics_section(results, classes).content
     assert content.count("The queries are of 19 classes; with fewer than 20 the intervals are too narrow.") == said
 
 
@@ -33,12 +25,13 @@ def test_bar_is_as_long_as_the_value() -> None:
 
 
 def test_cards_are_the_first_that_is_read() -> None:
-    section = metrics_section(results_of(case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation), 20)
+    found = case_of(np.eye(2)[[0, 0, 1, 1]], list("aabb")).evaluation
+    section = metrics_section(with_interval(found, "mAP", 0.1, 0.3), 20)
     assert [re.search(r"<strong>([^<]+)", card)[1] for card in section.content.split('class="card"')[1:]] == [
         "100.00\N{NO-BREAK SPACE}%"
     ] * 4
     assert section.content.count("10.00 to 30.00\N{NO-BREAK SPACE}%") == 2
-    assert "90\N{NO-BREAK SPACE}% intervals" in section.content
+    assert "95\N{NO-BREAK SPACE}% intervals" in section.content
     assert "too narrow" not in section.content
-    bare = results_of(case_of(np.eye(2)[[0, 0]], list("aa")).evaluation, intervals=False)
+    bare = case_of(np.eye(2)[[0, 0]], list("aa")).evaluation.to_results()
     assert "No confidence" in metrics_section(bare, 1).content

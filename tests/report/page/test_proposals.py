@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from tests.report.page.browser import Browser
-from tests.report.page.cases import Page
+from tests.report.page.cases import Page, draw_pictures
 from tests.report.page.test_cleaning import saved
 from vicinal import Index, Table
 from vicinal.report import write_proposals_page
@@ -24,25 +23,16 @@ BAR = "document.getElementById('review-count').textContent"
 WHO = [0, 0, 3, 3, 1, 4]
 
 
-def pictures(folder: Path, number: int) -> list[str]:
-    rng = np.random.default_rng(number)
-    folder.mkdir()
-    for each in range(number):
-        pixels = rng.integers(0, 255, (6, 6, 3)).astype(np.uint8)
-        Image.fromarray(pixels).resize((64, 48), Image.Resampling.BICUBIC).save(folder / f"{each}.png")
-    return [f"{folder}/{each}.png" for each in range(number)]
-
-
 class Station:
     """A gallery of three identities, and photos of two of them and of two others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = ["Ada", "Ada", "Bo", 'C "<3"']
-        table = Table(pd.DataFrame({"path": pictures(folder / "old", 4), "label": names}))
+        table = Table(pd.DataFrame({"path": draw_pictures(folder / "old", 4), "label": names}))
         Index.build(np.eye(5)[[0, 0, 1, 2]], table).save(folder / "gallery")
         self.vectors = np.eye(5)[WHO].astype(np.float32)
-        self.photos = Table(pd.DataFrame({"path": pictures(folder / "new", 6)}))
+        self.photos = Table(pd.DataFrame({"path": draw_pictures(folder / "new", 6)}))
         self.page = folder / "proposals.html"
 
     def write(self) -> None:

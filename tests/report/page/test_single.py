@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.refusals import refused_call
 from tests.report.page.cases import Case, Page, case_of, digits_case, write_run
 from vicinal.data import Table
 from vicinal.evaluation import evaluate
 from vicinal.report import write_page, write_unlabeled_page
 from vicinal.report.page.run import curves_section, read_run
-from vicinal.utils.errors import InputError
 
 SECTIONS = ["metrics", "queries", "map", "classes", "confusions", "similarities", "hubs"]
 SECTIONS += ["duplicates", "label-errors", "data", "curves", "recipe"]
@@ -162,26 +162,25 @@ def test_the_home_folder_is_not_named(tmp_path, monkeypatch) -> None:
 GAINS = {"lowest gain in standard errors": [0, -0.4, -0.6, 0]}
 
 
-@pytest.mark.parametrize(
-    ("guardrails", "gains", "kept"),
-    [
+def test_the_learning_curves_mark_the_kept_epoch(tmp_path) -> None:
+    run = write_run(tmp_path / "run")
+    for guardrails, gains, kept in (
         ("", {}, 2),
         ("guardrail_metrics: [recall@1]\n", GAINS, 3),  # a gain is lower than half a standard error
         ("guardrail_metrics: []\n", GAINS, 2),
-    ],
-)
-def test_the_learning_curves_mark_the_kept_epoch(tmp_path, guardrails: str, gains: dict, kept: int) -> None:
-    run = write_run(tmp_path / "run")
-    (run / "recipe.yaml").write_text(f"validation: {{metric: recall@1}}\n{guardrails}")
-    (run / "metrics.csv").write_text("step,epoch,recall@1,mAP\n0,0,0.1,0.3\n9,1,0.5,0.4\n18,2,0.9,0.2\n27,3,0.6,0.5\n")
-    pd.read_csv(run / "metrics.csv").assign(**gains).to_csv(run / "metrics.csv", index=False)
-    section = curves_section({"run": read_run(run)})
-    assert section is not None
-    assert f"A ring marks the evaluation whose weights were kept (epoch {kept})." in section.content
-    if guardrails and kept == 2:
-        both = curves_section({"one": read_run(run), "two": read_run(run)})
-        assert both is not None
-        assert "kept (one: epoch 2; two: epoch 2)" in both.content
+    ):
+        (run / "recipe.yaml").write_text(f"validation: {{metric: recall@1}}\n{guardrails}")
+        (run / "metrics.csv").write_text(
+            "step,epoch,recall@1,mAP\n0,0,0.1,0.3\n9,1,0.5,0.4\n18,2,0.9,0.2\n27,3,0.6,0.5\n"
+        )
+        pd.read_csv(run / "metrics.csv").assign(**gains).to_csv(run / "metrics.csv", index=False)
+        section = curves_section({"run": read_run(run)})
+        assert section is not None
+        assert f"A ring marks the evaluation whose weights were kept (epoch {kept})." in section.content
+        if guardrails and kept == 2:
+            both = curves_section({"one": read_run(run), "two": read_run(run)})
+            assert both is not None
+            assert "kept (one: epoch 2; two: epoch 2)" in both.content
 
 
 def test_scores_on_validation_and_training_images_are_in_one_chart(tmp_path) -> None:
@@ -235,5 +234,4 @@ def test_runs_are_read_as_far_as_they_are_there(tmp_path) -> None:
     (tmp_path / "run" / "log.csv").touch()
     run = read_run(tmp_path / "run")
     assert (run.recipe, len(run.log), len(run.metrics), run.table) == (None, 0, 0, None)
-    with pytest.raises(InputError, match="nothing: no such run"):
-        read_run(tmp_path / "nothing")
+    refused_call("nothing: no such run", read_run, tmp_path / "nothing")

@@ -48,22 +48,6 @@ def test_smaller_until_they_fit(table: Table, monkeypatch) -> None:
     assert sizes[2] <= 2_000
 
 
-def test_what_cannot_be_read_is_counted(table: Table) -> None:
-    thumbnails = Thumbnails()
-    for row in range(3):
-        thumbnails.number(table, row)
-    images = thumbnails.encoded()
-    assert [image["src"] is None for image in images] == [False, False, True]
-    assert thumbnails.num_unreadable == 1
-
-
-def test_without_paths_there_are_labels_alone() -> None:
-    thumbnails = Thumbnails()
-    thumbnails.number(Table(pd.DataFrame({"label": [5, 6]})), 1)
-    assert thumbnails.encoded() == [{"label": "6", "file": "row 1", "src": None}]
-    assert thumbnails.num_unreadable == 0
-
-
 def test_thumbnails_are_pixels_alone(tmp_path) -> None:
     exif = Image.Exif()
     exif[0x010E] = "taken at home"

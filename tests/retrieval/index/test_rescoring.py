@@ -34,10 +34,8 @@ def test_unchanged_vectors_are_not_written_again(tmp_path: Path) -> None:
     before = originals(tmp_path).stat()
     with Index.open(tmp_path) as index:
         index.delete([3])
-    assert (originals(tmp_path).stat().st_ino, originals(tmp_path).stat().st_mtime_ns) == (
-        before.st_ino,
-        before.st_mtime_ns,
-    )
+    after = originals(tmp_path).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     with Index.open(tmp_path) as index:
         index.add(unit(2, seed=1), table(2))
     assert originals(tmp_path).stat().st_size == 50 * 8 * 2
@@ -70,38 +68,28 @@ def test_more_candidates_find_more_until_all_is_exact(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FLAT)
-def test_among_finds_only_these(kind: str) -> None:
-    vectors = unit(200)
-    index = Index.build(vectors, table(200), kind)
+def test_among_finds_only_these_and_few_are_the_first_of_more(kind: str) -> None:
+    vectors = unit(400, dim=24)
+    index, queries = Index.build(vectors, table(400), kind, rescore=2), unit(50, dim=24, seed=3)
     found = index.search(vectors[:9], 3, among=[5, 17, 140, 199])
     expected = top_k(vectors[:9], vectors[[5, 17, 140, 199]], 3)
     np.testing.assert_array_equal(found.ids, np.array([5, 17, 140, 199])[expected.ids])
+    np.testing.assert_array_equal(index.search(queries, 1).ids, index.search(queries, 10).ids[:, :1])
 
 
-def test_equal_vectors_are_in_the_order_of_their_ids() -> None:
+def test_one_vector_is_enough_and_equal_ones_are_in_the_order_of_their_ids() -> None:
     for kind in ("exact", *FLAT):
         index = Index.build(np.ones((40, 5)), table(40), kind)  # so many that a sort which is not stable mixes them
         assert index.search(np.ones((2, 5)), 40).ids.tolist() == [list(range(40))] * 2, kind
-
-
-@pytest.mark.parametrize("kind", FLAT)
-def test_few_neighbors_are_the_first_of_more(kind: str) -> None:
-    index = Index.build(unit(400, dim=24), table(400), kind, rescore=2)
-    queries = unit(50, dim=24, seed=3)
-    np.testing.assert_array_equal(index.search(queries, 1).ids, index.search(queries, 10).ids[:, :1])
+        index = Index.build(unit(1), table(1), kind)
+        assert index.add(unit(2, seed=1), table(2)).tolist() == [1, 2]
+        assert index.search(unit(1), 3).ids[0, 0] == 0, kind
 
 
 def test_bits_tell_vectors_apart_that_are_all_on_one_side() -> None:
     vectors = unit(100, dim=64) + 1  # all entries are above 0
     index = Index.build(vectors, table(100), "binary", rescore=0)
     assert index.search(vectors, 1).ids.ravel().tolist() == list(range(100))
-
-
-def test_one_vector_is_enough() -> None:
-    for kind in FLAT:
-        index = Index.build(unit(1), table(1), kind)
-        assert index.add(unit(2, seed=1), table(2)).tolist() == [1, 2]
-        assert index.search(unit(1), 3).ids[0, 0] == 0, kind
 
 
 def test_codes_without_vectors_are_small_and_approximate(tmp_path: Path) -> None:

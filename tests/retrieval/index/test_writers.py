@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -91,26 +90,6 @@ def test_readers_beside_writers(tmp_path) -> None:
     check_all_there(tmp_path / "index", range(10))
 
 
-def test_a_killed_writer_releases_the_lock(tmp_path) -> None:
-    Index.build(vectors(99), table("first")).save(tmp_path)
-    held = FORK.Event()
-
-    def hold() -> None:
-        with Index.open(tmp_path) as index:
-            index.add(vectors(7), table("lost"))
-            held.set()
-            signal.pause()
-
-    writer = start(hold)
-    assert held.wait(60)
-    with pytest.raises(InputError, match=r"another process has been doing so for 0\.1 s"):
-        add_by_python(tmp_path, 0, timeout=0.1)
-    os.kill(writer.pid or 0, signal.SIGKILL)
-    writer.join(60)
-    add_by_python(tmp_path, 0)
-    check_all_there(tmp_path, range(1))
-
-
 def jump(folder: Path, days: int) -> None:
     """Let all vector files look as if the clock had jumped since they were written."""
     for path in [*folder.glob("vectors-*"), *folder.glob("originals-*")]:
@@ -139,26 +118,6 @@ def test_an_index_is_saved_while_the_clock_jumps(tmp_path, monkeypatch, kind: st
     assert index.lookup(index.search(vectors(5), 1).ids.ravel())["path"].tolist() == table("new").paths
     assert len(other) == SIZE  # it sees the new one
     assert len(list(tmp_path.glob("vectors-*"))) == 1
-
-
-def test_writers_lose_nothing_while_the_clock_jumps_all_the_time(tmp_path) -> None:
-    folder = tmp_path / "index"
-    Index.build(vectors(99), table("first")).save(folder)
-
-    def write(numbers: range) -> None:
-        for number in numbers:
-            add_by_python(folder, number)
-            Index.load(folder).state.fold()
-            jump(folder, 1 if number % 2 else -1)
-
-    finish(*(start(write, range(first, first + 8)) for first in (0, 8)))
-    index = Index.load(folder)
-    paths = [path for name in ("first", *range(16)) for path in table(str(name)).paths]
-    assert sorted(index.lookup(index.metadata.ids)["path"]) == sorted(paths)
-    for number in range(16):
-        found = index.search(vectors(number), 1)
-        assert index.lookup(found.ids.ravel())["path"].tolist() == table(str(number)).paths
-        assert found.scores.min() > 0.999
 
 
 @pytest.mark.parametrize("days", [-1, 1])
@@ -223,18 +182,15 @@ def test_waiting_is_said_once(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_a_failing_block_saves_nothing(tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="is not an index"), Index.open(folder):
+            pass
+    assert not list(tmp_path.iterdir())
     Index.build(vectors(99), table("first")).save(tmp_path)
     with pytest.raises(InputError, match="no id 4711"), Index.open(tmp_path) as index:
         index.delete([0]), index.delete([4711])
     check_all_there(tmp_path, range(0))
     add_by_python(tmp_path, 0, timeout=0)  # the lock is free again
-
-
-def test_a_folder_without_an_index_stays_empty(tmp_path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="is not an index"), Index.open(folder):
-            pass
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from tests.refusals import refused_call
 from vicinal.training import Recipe
 from vicinal.training.recipes.recipe_file import MAX_FILES, RecipeFile
-from vicinal.utils.errors import InputError
 
 
 def write(folder: Path, **texts: str) -> None:
@@ -34,26 +32,17 @@ def test_groups_are_merged_and_all_else_is_replaced(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [
-        ("{init_args: {scale: 2}}", {"class_path": "MarginLoss", "init_args": {"beta": 1.0, "scale": 2}}),
-        ("{class_path: TripletLoss, init_args: {}}", {"class_path": "TripletLoss", "init_args": {}}),
-        ("{class_path: TripletLoss}", {"class_path": "TripletLoss"}),
-        ("TripletLoss", "TripletLoss"),
-    ],
-)
-def test_a_class_is_replaced_with_its_arguments(tmp_path: Path, loss: str, expected: object) -> None:
-    write(
-        tmp_path, base="loss: {class_path: MarginLoss, init_args: {beta: 1.0}}", own=f"extends: base.yaml\nloss: {loss}"
-    )
-    assert RecipeFile.read(tmp_path / "own.yaml").values["loss"] == expected
-
-
-def test_the_short_form_of_a_class_keeps_its_name(tmp_path: Path) -> None:
-    write(tmp_path, base="loss: ContrastiveLoss", own="extends: base.yaml\nloss: {init_args: {reduction: sum}}")
-    expected = {"class_path": "ContrastiveLoss", "init_args": {"reduction": "sum"}}
-    assert RecipeFile.read(tmp_path / "own.yaml").values["loss"] == expected
+def test_a_class_is_replaced_with_its_arguments(tmp_path: Path) -> None:
+    margin = "{class_path: MarginLoss, init_args: {beta: 1.0}}"
+    for base, loss, expected in (
+        (margin, "{init_args: {scale: 2}}", {"class_path": "MarginLoss", "init_args": {"beta": 1.0, "scale": 2}}),
+        (margin, "{class_path: TripletLoss, init_args: {}}", {"class_path": "TripletLoss", "init_args": {}}),
+        (margin, "{class_path: TripletLoss}", {"class_path": "TripletLoss"}),
+        (margin, "TripletLoss", "TripletLoss"),
+        ("TripletLoss", "{init_args: {margin: 1}}", {"class_path": "TripletLoss", "init_args": {"margin": 1}}),
+    ):
+        write(tmp_path, base=f"loss: {base}", own=f"extends: base.yaml\nloss: {loss}")
+        assert RecipeFile.read(tmp_path / "own.yaml").values["loss"] == expected, loss
 
 
 def test_the_recipe_of_a_run_has_all_values(tmp_path: Path) -> None:
@@ -67,14 +56,11 @@ def test_the_recipe_of_a_run_has_all_values(tmp_path: Path) -> None:
 
 def test_a_mistake_is_where_it_was_written(tmp_path: Path) -> None:
     write(tmp_path, base="epochs: 3\n\noptimizer: {lr: -1}\nbatch_siz: 3\n", own="extends: base.yaml\nepochs: many\n")
-    with pytest.raises(InputError, match=r"own\.yaml:2: epochs = many must be"):
-        Recipe.load(tmp_path / "own.yaml", ["--optimizer.lr=1"])
+    refused_call(r"own\.yaml:2: epochs = many must be", Recipe.load, tmp_path / "own.yaml", ["--optimizer.lr=1"])
     write(tmp_path, own="extends: base.yaml\n")
-    with pytest.raises(InputError, match=r"base\.yaml:4: unknown key batch_siz"):
-        Recipe.load(tmp_path / "own.yaml")
+    refused_call(r"base\.yaml:4: unknown key batch_siz", Recipe.load, tmp_path / "own.yaml")
     write(tmp_path, base="\noptimizer: {lr: -1}\n", own="extends: base.yaml\noptimizer: {name: sgd}\n")
-    with pytest.raises(InputError, match=r"base\.yaml:2: optimizer.lr = -1"):
-        Recipe.load(tmp_path / "own.yaml")
+    refused_call(r"base\.yaml:2: optimizer.lr = -1", Recipe.load, tmp_path / "own.yaml")
 
 
 def test_what_cannot_be_extended(tmp_path: Path) -> None:
@@ -83,8 +69,7 @@ def test_what_cannot_be_extended(tmp_path: Path) -> None:
         ("one", r"two\.yaml:1: extends one\.yaml, which extends this file"),
         ("self", r"self\.yaml:1: extends \./self\.yaml, which extends this file"),
     ):
-        with pytest.raises(InputError, match=message):
-            RecipeFile.read(tmp_path / f"{name}.yaml")
+        refused_call(message, RecipeFile.read, tmp_path / f"{name}.yaml")
     for text, message in (
         ("extends: nowhere.yaml", r"own\.yaml:1: extends nowhere\.yaml, but .*/nowhere\.yaml does not exist"),
         ("extends: /dev/zero", r"own\.yaml:1: extends /dev/zero, but /dev/zero does not exist"),
@@ -92,8 +77,7 @@ def test_what_cannot_be_extended(tmp_path: Path) -> None:
         ("extends: [3]", r"own\.yaml:1: extends must be"),
     ):
         write(tmp_path, own=text)
-        with pytest.raises(InputError, match=message):
-            RecipeFile.read(tmp_path / "own.yaml")
+        refused_call(message, RecipeFile.read, tmp_path / "own.yaml")
 
 
 def test_files_are_limited(tmp_path: Path) -> None:
@@ -102,5 +86,4 @@ def test_files_are_limited(tmp_path: Path) -> None:
     for number in range(30):
         following = f"{number + 1}.yaml" if number < 29 else "last.yaml"
         write(tmp_path, **{str(number): f"extends: [{following}, {following}]"})
-    with pytest.raises(InputError, match=f"extends more than {MAX_FILES} files"):
-        RecipeFile.read(tmp_path / "0.yaml")
+    refused_call(f"extends more than {MAX_FILES} files", RecipeFile.read, tmp_path / "0.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -13,25 +14,11 @@ import pytest
 from tests.training.runs import trainer, weights
 from vicinal.training import Recipe, RefinerRecipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.progress import Progress, RunLength
+from vicinal.training.progress import Progress, ProgressDisplay, RunLength
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 
 FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
-
-
-def test_a_run_ends_after_its_epochs_or_its_steps() -> None:
-    epochs, steps, both = RunLength(3, None), RunLength(None, 25), RunLength(3, 25)
-    assert [length.num_steps(Progress(step=12, epoch=1, steps_in_epoch=2), 10) for length in (epochs, steps, both)] == [
-        30,
-        25,
-        25,
-    ]
-    assert [length.is_reached(Progress(step=25, epoch=2, steps_in_epoch=5)) for length in (steps, both)] == [False] * 2
-    assert [length.is_reached(Progress(step=25, epoch=3)) for length in (epochs, steps, both)] == [True] * 3
-    assert [length.is_reached(Progress(step=20, epoch=2)) for length in (epochs, steps, both)] == [False] * 3
-    assert both.steps_of_epoch(Progress(step=23, epoch=2, steps_in_epoch=3), 10) == 5
-    assert [length.fraction(Progress(step=20, epoch=2)) for length in (epochs, steps, both)] == [2 / 3, 0.8, 0.8]
 
 
 def test_epochs_of_other_numbers_of_steps_end_where_they_should() -> None:
@@ -156,8 +143,45 @@ def test_the_schedule_goes_on_but_the_run_ends(small: list[str], tmp_path: Path)
     assert len(pd.read_csv(tmp_path / "stopped" / "log.csv")) == len(stopped)
 
 
-def test_the_earliest_end_counts() -> None:
-    assert RunLength(epochs=3, max_steps=None, stop_epoch=5).is_reached(Progress(epoch=3))
-    assert not RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=4))
-    assert RunLength(epochs=None, max_steps=100, stop_epoch=5).is_reached(Progress(step=99, epoch=5))
-    assert RunLength(epochs=3, max_steps=None, stop_epoch=2).fraction(Progress(epoch=1)) == 0.5
+@pytest.mark.parametrize(
+    ("seconds", "epoch_at", "expected"),
+    [(3.0, None, ["about 24 min 0 s for 480 more steps"]), (0.01, None, []), (3.0, 5, [])],
+)
+def test_the_time_of_a_run_is_said_after_its_first_steps_unless_an_epoch_has_said_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seconds: float,
+    epoch_at: int | None,
+    expected: list[str],
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress()
+    display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
+    with display.bar():
+        for number in range(40):
+            now += seconds + 100 * (number == 0)  # the first step compiles kernels and starts processes
+            progress.count_step()
+            display.step(progress, 0.5, num_steps=500)
+            if number == epoch_at:
+                progress.count_epoch()
+                display.epoch(progress)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "more steps" in line]
+    assert [line.partition(", ")[0] for line in lines] == expected
+
+
+def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_before(monkeypatch, capsys) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress()
+    display = ProgressDisplay(RunLength(10, None), "mAP@R", progress)
+    with display.bar():
+        now += 1000  # of frozen features
+        for _ in range(2):
+            display.start(progress, num_steps=10)
+            progress.count_step()
+            display.step(progress, 0.5, num_steps=10)
+            now += 3
+            progress.count_epoch()
+            display.epoch(progress)
+    assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["27 s left", "24 s left"]

@@ -49,15 +49,8 @@ def batches_by_size(
 ) -> Integers:
     """Draw batches of distinct classes, in which each class comes as often as its number of images requires.
 
-    Args:
-        members: The rows of each class; at least `classes_per_batch` classes.
-        num_batches: The number of batches.
-        classes_per_batch: The number of classes in each batch.
-        samples_per_class: The number of images of each class in a batch.
-        rng: The random generator.
-
-    Returns:
-        Rows `[num_batches, classes_per_batch * samples_per_class]`, class by class.
+    From the rows of each class, of at least `classes_per_batch` classes, to rows `[num_batches, classes_per_batch *
+    samples_per_class]`, class by class.
     """
     sizes = np.array([len(rows) for rows in members])
     limits = np.full(len(sizes), num_batches)
@@ -77,7 +70,7 @@ def uniform_batches(
 ) -> Integers:
     """Draw batches of distinct classes, in each of which every class is equally likely, whatever its size.
 
-    Within a class, images are drawn as in :func:`batches_by_size`, whose arguments and result these are.
+    Within a class, images are drawn as in :func:`batches_by_size`.
     """
     draws = [rng.choice(len(members), classes_per_batch, replace=False) for _ in range(num_batches)]
     classes = np.concatenate(draws)
@@ -101,17 +94,7 @@ def exhaustive_batches(
     The classes are put in random order. Each batch takes a group of the first classes in this order that have groups
     left, so a class comes to one batch after the other until it is exhausted. The batches are then put in random order.
     The rest of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
-    few for a batch.
-
-    Args:
-        members: The rows of each class; at least `classes_per_batch` classes.
-        num_batches: The number of batches, from as many such passes as needed; None: those of one pass.
-        classes_per_batch: The number of classes in each batch.
-        samples_per_class: The number of images of each class in a batch.
-        rng: The random generator.
-
-    Returns:
-        As :func:`batches_by_size`.
+    few for a batch. `num_batches` come from as many such passes as needed; None: those of one pass.
     """
     passes = [_exhaust(members, classes_per_batch, samples_per_class, rng)]
     while sum(map(len, passes)) < (num_batches or 0):
@@ -141,15 +124,10 @@ def _whole_groups(rows: Integers, samples_per_class: int) -> Integers:
 
 
 def draw_quotas(sizes: Integers, limits: Integers, total: int, rng: np.random.Generator) -> Integers:
-    """Divide `total` among items in proportion to their sizes, but give none more than its limit.
+    """Divide `total` among items in proportion to their positive sizes, but give none more than its limit.
 
-    The excess over a limit is divided among the others.
-
-    Args:
-        sizes: The size of each item, positive.
-        limits: The largest quota of each item; their sum is at least `total`.
-        total: The sum of the quotas.
-        rng: The random generator; quotas are rounded at random so that their expectation is exact.
+    The excess over a limit is divided among the others; the sum of the limits is at least `total`. Quotas are rounded
+    at random so that their expectation is exact.
     """
     assert 0 < total <= limits.sum(), (limits, total)
     quotas = np.minimum(sizes * (total / sizes.sum()), limits)
@@ -191,15 +169,8 @@ def assign_to_batches(keys: Integers, num_batches: int, rng: np.random.Generator
 
     The items, ordered by key, are assigned in rounds: each round gives one item to every batch, in random order. A key
     can come to a batch twice only if its items continue into the next round; there, the batches that have the fewest of
-    them come first. So a key with at most as many items as there are batches comes to no batch twice.
-
-    Args:
-        keys: The key of each item, `[num_batches * items_per_batch]`; equal keys are adjacent.
-        num_batches: The number of batches.
-        rng: The random generator.
-
-    Returns:
-        Positions in `keys`, `[num_batches, items_per_batch]`.
+    them come first. So a key with at most as many items as there are batches comes to no batch twice. From the keys
+    `[num_batches * items_per_batch]` to positions in them, `[num_batches, items_per_batch]`.
     """
     rounds = keys.reshape(-1, num_batches)
     order = rng.permutation(num_batches)

@@ -142,10 +142,9 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     def _log_merged_coarse_classes(self) -> None:
         merged = self.merged_coarse_classes
         if merged and self.rank == 0:
-            first = "; ".join(" + ".join(map(str, names)) for names in merged[:8]) + (
-                "; ..." if len(merged) > 8 else ""
-            )
-            log(f"coarse classes with fewer than {self.classes_per_sub_batch} classes are merged: {first}")
+            first = "; ".join(" + ".join(map(str, names)) for names in merged[:8])
+            more = "; ..." if len(merged) > 8 else ""
+            log(f"coarse classes with fewer than {self.classes_per_sub_batch} classes are merged: {first}{more}")
 
     def _draw_batches(self, rng: np.random.Generator) -> Integers:
         coarse = self._draw_coarse_classes(rng)
@@ -170,13 +169,9 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     def _draw_sub_batches(self, members: Sequence[Integers], times: Integers, rng: np.random.Generator) -> Integers:
         """Draw the sub-batches of one coarse class, batch by batch, `[sum(times), images]`.
 
-        If the coarse class comes to a batch several times, its classes are divided into as many sections, and each
-        sub-batch of the batch is drawn from another section, so that no class is in two of them.
-
-        Args:
-            members: The rows of each class.
-            times: How often the coarse class comes to each batch, `[batches]`: the maximum or one less.
-            rng: The random generator.
+        `times` says how often it comes to each batch: the maximum or one less. If that is several times, its classes
+        are divided into as many sections, and each sub-batch of the batch is drawn from another one, so that no class
+        is in two.
         """
         num_sections = int(times.max())
         sections = _divide_into_sections(members, num_sections, rng)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -22,7 +24,7 @@ from vicinal.data.table import Table
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import listed, log, track
 from vicinal.utils.errors import InputError
-from vicinal.utils.threads import map_in_order, thread_pool
+from vicinal.utils.threads import thread_pool
 
 Batch = dict[str, Any]
 """The tensors `images` and `rows` of a batch, and `labels` if the table has labels; whole images are a list."""
@@ -178,13 +180,9 @@ Values = TypeVar("Values", Tensor, Floats)
 
 @dataclass(frozen=True)
 class EmbeddedBatch:
-    """The embeddings of consecutive rows of a table.
+    """The embeddings, float32 `[b, dim]`, of the readable ones of consecutive rows, and the errors of the others.
 
-    Args:
-        first_row: The first of these rows.
-        vectors: float32 `[b, dim]`, of the readable images.
-        errors: The errors of the others by their rows.
-        engine: The engine that computed them, see :mod:`vicinal.export.exported_embedder`.
+    The engine is the one that computed them, see :mod:`vicinal.export.exported_embedder`.
     """
 
     first_row: int
@@ -196,11 +194,8 @@ class EmbeddedBatch:
 class PixelBatches(Dataset[Any]):
     """The pixels of images with the transform for testing, before they are normalized.
 
-    Args:
-        dataset: The images.
-        batches: The rows of each batch; whole images differ in size, so that their batches must have one image.
-
-    Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows.
+    Item `i` is the batch `i`: the pixels of its readable images, and the errors of the others by their rows. Whole
+    images differ in size, so that their batches must have one image.
     """
 
     def __init__(self, dataset: ImageDataset, batches: Sequence[Iterable[int]]) -> None:
@@ -234,14 +229,7 @@ def load_pixels(
     num_workers: int = 0,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Pixels]:
-    """Load batches, by other processes if there are any.
-
-    Args:
-        batches: The batches.
-        device: Where they are needed: for a GPU they are in page-locked memory.
-        num_workers: Processes that read files; 0: this one does.
-        worker_init_fn: Called in each process.
-    """
+    """Load batches, in `num_workers` other processes if there are any; for a GPU, into page-locked memory."""
     pin_memory = torch.device(device).type == "cuda"
     loader: DataLoader[Any] = DataLoader(
         batches, batch_size=None, num_workers=num_workers, pin_memory=pin_memory, worker_init_fn=worker_init_fn
@@ -260,10 +248,7 @@ def all_readable(batch: tuple[Values, dict[int, str]]) -> Values:
 def skip_unreadable(
     batches: Iterable[tuple[Values, dict[int, str]]], errors: dict[int, InputError]
 ) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or the results for them.
-
-    The errors of the other images are added to `errors` by their rows.
-    """
+    """The pixels of the readable images of all batches, or the results for them; errors are added by their rows."""
     for pixels, of_batch in batches:
         errors.update({row: UnreadableImageError(f"row {row}: {error}") for row, error in of_batch.items()})
         if len(pixels):
@@ -271,10 +256,7 @@ def skip_unreadable(
 
 
 def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, dict[int, str]]]) -> Iterator[Values]:
-    """The pixels of the readable images of all batches, or the results for them.
-
-    At the end the dataset leaves out the other images.
-    """
+    """As :func:`skip_unreadable`; at the end the dataset leaves out the other images."""
     errors: dict[int, InputError] = {}
     yield from skip_unreadable(batches, errors)
     dataset.leave_out(errors)
@@ -292,20 +274,12 @@ def map_pixels(
     in_threads: bool = True,
     worker_init_fn: Callable[[int], None] | None = None,
 ) -> Iterator[Mapped]:
-    """Apply a function to the pixels of each batch, in order.
+    """Apply a function to the pixels [b, channels, height, width] of each batch, in order.
 
     The cores of a CPU are divided as follows. Without worker processes, as many threads as PyTorch uses each take a
-    batch, decode it, and compute the function with one thread. Decoding and computing overlap, and no core has two
-    threads. With worker processes, these decode, and the function is computed here with all threads of PyTorch. With
-    another device, and for a single batch, this process decodes if there are no workers.
-
-    Args:
-        function: Maps pixels [b, channels, height, width] to an array [b, ...].
-        batches: The batches.
-        device: Where the function computes.
-        num_workers: Processes that read and decode.
-        in_threads: Whether several threads may call the function.
-        worker_init_fn: Called in each process.
+    batch, decode it, and compute the function with one thread, if `in_threads` allows it. Decoding and computing
+    overlap, and no core has two threads. With worker processes, these decode, and the function is computed here with
+    all threads of PyTorch. With another device, and for a single batch, this process decodes if there are no workers.
     """
 
     def mapped(batch: Pixels) -> Mapped:
@@ -317,13 +291,15 @@ def map_pixels(
     if not is_divided or min(num_threads, len(batches)) < 2:
         yield from map(mapped, load_pixels(batches, device, num_workers, worker_init_fn))
         return
+    pool = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+    waiting: deque[Future[Mapped]] = deque()
     try:
-        yield from map_in_order(
-            lambda index: mapped(batches[index]), range(len(batches)), num_threads, start=_use_one_thread
-        )
+        for index in range(len(batches)):
+            waiting.append(pool.submit(lambda index: mapped(batches[index]), index))
+            if len(waiting) > 2 * num_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
+        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(num_threads)  # threads that start later take the last number that was set
-
-
-def _use_one_thread() -> None:
-    torch.set_num_threads(1)

@@ -20,13 +20,6 @@ class EpochBatchSampler(ABC):
 
     Iteration yields the rows of this process in each batch of the epoch. Together the processes get the batches that
     one process would get.
-
-    Args:
-        batch_size: Images per batch, over all processes.
-        num_batches: Batches per epoch; None: about as many as one pass over the images takes.
-        seed: The seed of the random order; not negative.
-        rank: The number of this process.
-        world_size: The number of processes.
     """
 
     def __init__(self, batch_size: int, num_batches: int | None, seed: int, rank: int, world_size: int) -> None:

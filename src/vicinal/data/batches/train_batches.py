@@ -22,24 +22,17 @@ grow with it."""
 
 
 class Part(NamedTuple):
-    """Images that a process loads together.
-
-    Attributes:
-        rows: Their rows.
-        seed: The seeds of their random transforms.
-    """
+    """The rows of images that a process loads together, and the seeds of their random transforms."""
 
     rows: Sequence[int]
     seed: tuple[int, ...]
 
 
 class LoadedImages(NamedTuple):
-    """Images that a process has loaded.
+    """Images that a process has loaded: pixels uint8 `[n, channels, height, width]`, which the embedder normalizes.
 
-    Attributes:
-        pixels: uint8 `[n, channels, height, width]`; the embedder normalizes them.
-        augmentation: float32 `[n, parameters]`, the random changes that are still to be made on the device, by
-            ``vicinal.data.images.augmentation.augment``; None: there are none.
+    `augmentation`, float32 `[n, parameters]`, are the random changes that are left to the device, by
+    ``vicinal.data.images.augmentation.augment``.
     """
 
     pixels: Tensor
@@ -49,10 +42,8 @@ class LoadedImages(NamedTuple):
 class TrainImages(Dataset[LoadedImages]):
     """Images with the transform for training. The item of a :class:`Part` depends on the part only.
 
-    Args:
-        dataset: The images.
-        augmentation: "workers": all random changes are made here; "device": flip and color jitter, if the transform
-            has them, are only drawn here.
+    With the augmentation "workers" all random changes are made here; with "device", flip and color jitter, if the
+    transform has them, are only drawn here.
     """
 
     def __init__(self, dataset: ImageDataset, augmentation: Literal["workers", "device"] = "workers") -> None:
@@ -154,12 +145,6 @@ class WholeTrainBatches(TrainBatches):
     A part is one image, so that no process holds a batch of them but the one that trains on it. It depends on `seed`
     and the number of the image in the epoch only. The `images` of a batch are a list, uint8 `[channels, height, width]`
     each.
-
-    Args:
-        dataset: The images, with labels; its transform has `longest`.
-        batches: The rows of each batch.
-        seed: The seeds of the random transforms.
-        augmentation: "workers" or "device", as for `TrainImages`.
     """
 
     @cached_property

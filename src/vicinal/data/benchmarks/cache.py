@@ -7,8 +7,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -38,12 +37,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
-    """The table of a benchmark whose images are written on the first call.
-
-    Args:
-        folder: The folder of the images.
-        write: A function that writes the images into the given folder and returns their table, with relative paths.
-    """
+    """The table of a benchmark whose images `write` writes into a folder on the first call; its paths are relative."""
 
     def fill(new: Path) -> None:
         write_table(new / TABLE, write(new))
@@ -55,27 +49,29 @@ def prepare_table(folder: Path, write: Callable[[Path], pd.DataFrame]) -> Table:
 def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None], recursive: bool = True) -> None:
     """Fill a folder once and atomically, even if several processes call this at the same time or one is killed.
 
-    It is filled again if its files have changed.
-
-    Args:
-        folder: The folder.
-        marker: A file or folder in it that exists when it is complete.
-        fill: A function that writes the content into the given empty folder.
-        recursive: Whether files in folders below are compared too, each time the benchmark is loaded.
+    It is filled again if its files have changed; those in folders below are compared only if `recursive`. The `marker`
+    is a file or folder in it that exists when it is complete.
     """
     if _is_whole(folder, marker):
         return
-    with _write_errors(folder), FileLock(_create(folder.parent) / f".{folder.name}.lock"):
-        if _is_whole(folder, marker):
-            return
-        if (folder / DIGESTS).exists():
-            log(f"{changed_file(folder) or folder / marker} has changed or is damaged")
-        elif folder.exists() and any(folder.iterdir()):
-            raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
-        log(f"preparing {folder}")
-        with replace_folder(folder) as new:
-            fill(new)
-            write_digests(new, recursive)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f".{folder.name}.lock"):
+            if _is_whole(folder, marker):
+                return
+            if (folder / DIGESTS).exists():
+                log(f"{changed_file(folder) or folder / marker} has changed or is damaged")
+            elif folder.exists() and any(folder.iterdir()):
+                raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
+            log(f"preparing {folder}")
+            with replace_folder(folder) as new:
+                fill(new)
+                write_digests(new, recursive)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"{folder}: cannot be written ({reason}); choose another root, or another folder by VICINAL_DATA"
+        ) from error
 
 
 def _is_whole(folder: Path, marker: str) -> bool:
@@ -89,31 +85,10 @@ def check_unchanged(folder: Path) -> None:
         raise InputError(f"{file} has changed or is damaged; delete the folder {folder}, which is made again")
 
 
-def _create(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(
-            f"{folder}: cannot be written ({reason}); choose another root, or another folder by VICINAL_DATA"
-        ) from error
-
-
 def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str, layout: str) -> None:
-    """Unpack the files of a zip archive whose names have some endings.
+    """Unpack the files of a zip archive whose names have some endings, such as `.png`.
 
-    Args:
-        path: The archive.
-        folder: The folder to unpack into.
-        suffixes: The endings, such as `.png`; other files are left out.
-        pattern: A regular expression of the whole names of these files in the archive, with folders.
-        layout: The pattern in words, for messages.
+    Their whole names, with folders, must match the regular expression `pattern`; `layout` says it in words.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -131,7 +106,7 @@ MAX_NAMES = 8  # of files that a message lists
 
 
 def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence[str], hint: str) -> tuple[Path, str]:
-    r"""Find the folder of a benchmark and the first of its markers in it.
+    """Find the folder of a benchmark and the first of its markers in it.
 
     The folder is `root/NAME` for one of the names, or `root` itself, so that an archive can be unpacked into the root,
     or its folder can be given as the root. Archives that lie in a folder of the benchmark's own name are found too.
@@ -141,15 +116,6 @@ def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence
         names: The folders that may hold the benchmark: its name here, then those of the published archives.
         markers: Files or folders, relative to the folder of the benchmark, any of which tells that this is it.
         hint: What to do if there is none, such as where to download it.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as root:
-        ...     (Path(root) / "CUB_200_2011").mkdir()
-        ...     _ = (Path(root) / "CUB_200_2011" / "images.txt").write_text("1 a.jpg\n")
-        ...     folder, marker = find_folder(root, ["cub", "CUB_200_2011"], ["images.txt"], "download it")
-        >>> folder.name, marker
-        ('CUB_200_2011', 'images.txt')
     """
     top = cache_folder(root)
     folders = [*(top / name for name in names), *(top / names[0] / name for name in names[1:]), top]
@@ -205,12 +171,8 @@ COUNTS: dict[str, dict[str, Count | list[Count]]] = {
 
 
 def check_complete(name: str, table: Table, folder: Path) -> Table:
-    """Return the table of a benchmark if its copy is complete.
-
-    Args:
-        name: The benchmark, a key of `COUNTS`; without an entry there, only the images are checked.
-        table: Its table.
-        folder: The folder of the copy, for messages.
+    """Return the table of a benchmark if its copy has all images and, with an entry in `COUNTS`, their published
+    numbers.
     """
     check_counts(name, table, folder)
     check_images(table.paths, folder)

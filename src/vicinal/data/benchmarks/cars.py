@@ -17,28 +17,25 @@ from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
 
 
-def read_records(path: Path, variable: str, fields: Sequence[str]) -> list[Row]:
-    r"""Read the records of a struct array: their positions, from 1, and the wanted fields as text.
-
-    Args:
-        path: The file.
-        variable: The name of the struct array.
-        fields: The names of the fields; their order in the file does not matter.
-    """
+def read_annotations(path: Path, image_field: str) -> list[Row]:
+    """Read the records of the struct array `annotations`: their positions, from 1, and the wanted fields as text."""
     from scipy.io import loadmat
 
     check_regular_file(path)
     try:
-        records = loadmat(path, squeeze_me=True, variable_names=[variable]).get(variable)
+        records = loadmat(path, squeeze_me=True, variable_names=["annotations"]).get("annotations")
     except Exception as error:  # a broken file makes the reader raise errors of many kinds
         raise InputError(f"{path}: is not a file of MATLAB that can be read ({one_line(error)})") from None
     names = getattr(getattr(records, "dtype", None), "names", None) or ()
+    fields = (image_field, *FIELDS)
     missing = [field for field in fields if field not in names]
     if missing:
-        there = f"the fields of its {variable} are {', '.join(names)}" if names else f"no list of records {variable}"
+        there = f"the fields of its annotations are {', '.join(names)}" if names else "no list of records annotations"
         raise InputError(f"{path}: has no {missing[0]}; {there}")
     columns = ([_text(value) for value in np.atleast_1d(records[field])] for field in fields)
-    return [(number, list(row)) for number, row in enumerate(zip(*columns, strict=True), 1)]
+    rows = [(number, list(row)) for number, row in enumerate(zip(*columns, strict=True), 1)]
+    check_distinct(path, rows, "entry")
+    return rows
 
 
 def _text(value: object) -> str:
@@ -85,7 +82,7 @@ def cars(root: str | Path | None = None) -> Table:
 def _read_single(folder: Path) -> pd.DataFrame:
     """All images in one folder, with one file of annotations."""
     path = folder / "cars_annos.mat"
-    return _frame(path, read_records(path, "annotations", ("relative_im_path", *FIELDS)), "entry")
+    return _frame(path, read_annotations(path, "relative_im_path"), "entry")
 
 
 def _read_devkit(folder: Path) -> pd.DataFrame:
@@ -98,7 +95,7 @@ def _read_devkit(folder: Path) -> pd.DataFrame:
             "cars_test_annos.mat does not tell the classes of the test images"
         )
     files = {"cars_train": folder / "devkit" / "cars_train_annos.mat", "cars_test": path}
-    frames = [_frame(file, read_records(file, "annotations", ("fname", *FIELDS)), "entry") for file in files.values()]
+    frames = [_frame(file, read_annotations(file, "fname"), "entry") for file in files.values()]
     return pd.concat([_inside(images, frame) for images, frame in zip(files, frames, strict=True)], ignore_index=True)
 
 
@@ -124,7 +121,6 @@ def _inside(folders: str | Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 def _frame(path: Path, rows: Sequence[Row], unit: str) -> pd.DataFrame:
     """The table of annotations: the name of an image, its box and its class. The unit is the word for a row."""
-    check_distinct(path, rows, unit)
     where = [f"{path}, {unit} {number}" for number, _ in rows]
     labels = [class_number(fields[5], place) for place, (_, fields) in zip(where, rows, strict=True)]
     wrong = next((i for i, label in enumerate(labels) if not 1 <= label <= NUM_CLASSES), None)
@@ -170,7 +166,8 @@ def cars98n(root: str | Path | None = None) -> Table:
     folder, found = find_folder(root, ("cars98n", "cars_noise"), LISTS, hint)
     listed = _read(folder / found)
     check_counts("cars98n", Table(listed), folder / found)
-    training = listed[_exist(listed["path"].tolist(), folder)]
+    existing = {str(path.relative_to(folder)) for path in (folder / IMAGES).glob("*/*")}
+    training = listed[listed["path"].isin(existing)]
     if not len(training):
         raise InputError(f"{folder}: none of the {len(listed):,} images of {found} is in {IMAGES}/; {hint}")
     if len(training) < len(listed):
@@ -180,11 +177,9 @@ def cars98n(root: str | Path | None = None) -> Table:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    rows = read_list(path, (2,), separator=",")
-    check_distinct(path, rows)
     paths, labels = [], []
     numbers: dict[str, str] = {}
-    for line, (name, number) in rows:
+    for line, (name, number) in read_list(path, (2,), separator=","):
         match = PATH.fullmatch(name)
         if match is None:
             raise InputError(f"{path}, line {line}: {name[:80]!r}; a line is .../{IMAGES}/<number>/<image>,<label>")
@@ -195,8 +190,3 @@ def _read(path: Path) -> pd.DataFrame:
         paths.append(f"{IMAGES}/{class_folder}/{file}")
         labels.append(int(class_folder) + 1)
     return pd.DataFrame({"path": paths, "label": labels, "split": "train"})
-
-
-def _exist(paths: Sequence[str], folder: Path) -> list[bool]:
-    existing = {str(path.relative_to(folder)) for path in (folder / IMAGES).glob("*/*")}
-    return [path in existing for path in paths]

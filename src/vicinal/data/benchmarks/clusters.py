@@ -76,17 +76,7 @@ def sfm_120k(root: str | Path | None = None) -> Table:
 
 
 def read_clusters(path: Path) -> pd.DataFrame:
-    """Read the ids of images as `path`, their clusters as `label`, and the `split`, from a pickle.
-
-    Example:
-        >>> import pickle, tempfile
-        >>> part = {"cids": ["00aa11"], "cluster": [7], "qidxs": [], "pidxs": []}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "gl18.pkl")
-        ...     _ = path.write_bytes(pickle.dumps({"train": part, "val": part | {"cids": ["22bb33"]}}))
-        ...     read_clusters(path)["path"].tolist()
-        ['00aa11', '22bb33']
-    """
+    """Read the ids of images as `path`, their clusters as `label`, and the `split`, from a pickle."""
     content = read_plain_pickle(path)
     if not isinstance(content, dict) or not all(isinstance(content.get(split), dict) for split in SPLITS):
         raise InputError(f"{path}: no dicts 'train' and 'val'; it must be a pickle of image ids and clusters")

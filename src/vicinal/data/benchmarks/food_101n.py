@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import check_complete, find_folder
-from vicinal.data.benchmarks.lists import check_distinct, read_list
+from vicinal.data.benchmarks.lists import read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
@@ -52,9 +52,7 @@ def food_101n(root: str | Path | None = None) -> Table:
 
 def _training(folder: Path, classes: set[str]) -> pd.DataFrame:
     path = folder / "meta" / "imagelist.tsv"
-    rows = read_list(path, (1,), 1, "\t")[1:]
-    check_distinct(path, rows)
-    listed = {image: line for line, (image,) in rows}
+    listed = {image: line for line, (image,) in read_list(path, (1,), 1, "\t")[1:]}
     labels = [_label(image, f"{path}, line {line}") for image, line in listed.items()]
     verdicts = _verdicts(folder, listed)
     frame = pd.DataFrame({"path": list(listed), "label": labels})
@@ -68,7 +66,7 @@ def _verdicts(folder: Path, listed: dict[str, int]) -> dict[str, str]:
     verdicts: dict[str, str] = {}
     for name in VERIFIED:
         path = folder / "meta" / name
-        for line, (image, verdict) in read_list(path, (2,), 1, "\t")[1:]:
+        for line, (image, verdict) in read_list(path, (2,), 1, "\t", distinct=False)[1:]:
             if image not in listed and image != UNLISTED:
                 raise InputError(f"{path}, line {line}: {image} is not in imagelist.tsv; one is another version")
             if verdict not in VERDICTS:
@@ -83,7 +81,6 @@ def _testing(folder: Path, classes: set[str]) -> pd.DataFrame:
     for part in ("train", "test"):  # a division of each class, for classification
         path = folder / "meta" / f"{part}.txt"
         rows = read_list(path, (1,))
-        check_distinct(path, rows)
         labels = [_label(image, f"{path}, line {line}") for line, (image,) in rows]
         paths = [str(folder / "images" / f"{image}.jpg") for _, (image,) in rows]
         frames.append(pd.DataFrame({"path": paths, "label": labels}))

@@ -5,14 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from vicinal.data.benchmarks.cache import (
-    check_complete,
-    check_unchanged,
-    find_folder,
-    prepare_folder,
-    unpack_zip,
-    writable_root,
-)
+from vicinal.data.benchmarks import cache
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import cache_folder
@@ -37,20 +30,20 @@ def grocery(root: str | Path | None = None) -> Table:
     Raises:
         InputError: A file is missing or is not a valid archive, or the counts are not those above.
     """
-    folder, found = find_folder(root, ("grocery", "grocery/images"), (TABLE, ARCHIVE), f"put {ARCHIVE} there")
+    folder, found = cache.find_folder(root, ("grocery", "grocery/images"), (TABLE, ARCHIVE), f"put {ARCHIVE} there")
     if found == ARCHIVE:
-        unpacked = writable_root(cache_folder(root), "grocery") / "grocery" / "images"
-        prepare_folder(unpacked, TABLE, partial(_unpack, folder / ARCHIVE))
+        unpacked = cache.writable_root(cache_folder(root), "grocery") / "grocery" / "images"
+        cache.prepare_folder(unpacked, TABLE, partial(_unpack, folder / ARCHIVE))
         folder = unpacked
     else:
-        check_unchanged(folder)
+        cache.check_unchanged(folder)
     table = Table.from_csv(folder / TABLE)
     group = [Path(path).name.partition("_")[0] for path in table.paths]
-    return check_complete("grocery", Table(table.frame.assign(group=group)), folder)
+    return cache.check_complete("grocery", Table(table.frame.assign(group=group)), folder)
 
 
 def _unpack(path: Path, folder: Path) -> None:
     pattern = rf"{TABLE}|[^/]+/[^/]+/[^/]+\.jpg"
-    unpack_zip(path, folder, (".csv", ".jpg"), pattern, f"<coarse>/<product>/<image>.jpg, beside {TABLE}")
+    cache.unpack_zip(path, folder, (".csv", ".jpg"), pattern, f"<coarse>/<product>/<image>.jpg, beside {TABLE}")
     if not (folder / TABLE).is_file():
         raise InputError(f"{path}: no {TABLE} in this archive; it must hold the paths, labels and splits")

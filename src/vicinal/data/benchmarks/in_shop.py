@@ -9,7 +9,7 @@ from typing import Literal
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import check_complete, find_folder
-from vicinal.data.benchmarks.lists import Row, box_columns, check_distinct, parse_box, read_list
+from vicinal.data.benchmarks.lists import Row, box_columns, parse_box, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
@@ -69,7 +69,6 @@ def _rows(path: Path, num_fields: int) -> list[Row]:
     (_, number), _, *rows = read_list(path, (1, num_fields), 2)
     if number != [str(len(rows))]:
         raise InputError(f"{path}: names {number[0]} images in its first line, but has {len(rows)}; download it again")
-    check_distinct(path, rows)
     return rows
 
 

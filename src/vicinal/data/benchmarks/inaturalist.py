@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import check_complete, find_folder
-from vicinal.data.benchmarks.lists import check_distinct, class_number, read_list
+from vicinal.data.benchmarks.lists import class_number, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
@@ -75,7 +75,6 @@ def mini_inaturalist_2021(root: str | Path | None = None) -> Table:
 def _frame_2018(path: Path) -> pd.DataFrame:
     """Read a list of paths that end in `<supercategory>/<species>/<image>`."""
     rows = read_list(path, (1,))
-    check_distinct(path, rows)
     labels, supercategories = [], []
     for line, (name,) in rows:
         parents = name.split("/")[:-1]
@@ -89,7 +88,6 @@ def _frame_2018(path: Path) -> pd.DataFrame:
 def _frame_2021(path: Path) -> pd.DataFrame:
     """Read a list of paths, numbers of supercategories and numbers of species."""
     rows = read_list(path, (3,), separator=",")
-    check_distinct(path, rows)
     labels, supercategories = [], []
     for line, (_, *numbers) in rows:
         supercategory, species = (class_number(text, f"{path}, line {line}") for text in numbers)

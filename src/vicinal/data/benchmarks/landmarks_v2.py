@@ -59,9 +59,8 @@ def _table(name: str, training_list: str, root: str | Path | None) -> Table:
         if (folder / file).is_file():
             frames.append(read(folder, file))
         else:
-            log(
-                f"{folder}: no {file}, so {name} has no {'training images' if file != INDEX else 'queries and gallery'}"
-            )
+            part = "queries and gallery" if file == INDEX else "training images"
+            log(f"{folder}: no {file}, so {name} has no {part}")
     frame = pd.concat(frames, ignore_index=True)
     _check_ids(frame, folder)
     folders = frame.pop("folder") + "/"

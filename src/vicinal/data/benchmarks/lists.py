@@ -13,28 +13,24 @@ from typing import Any
 import numpy as np
 
 from vicinal.data.columns import PUBLISHED_BOX_COLUMNS, Box, is_box
-from vicinal.utils.errors import InputError, one_line, unreadable
-from vicinal.utils.files import check_regular_file
+from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.files import read_bytes
 
 Row = tuple[int, list[str]]
 """The number of a line, from 1, and its fields."""
 
 
-def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, separator: str | None = None) -> list[Row]:
-    r"""Read the lines of a list that are not empty: their numbers, from 1, and their fields.
+def read_list(
+    path: Path, num_fields: tuple[int, ...], num_headers: int = 0, separator: str | None = None, distinct: bool = True
+) -> list[Row]:
+    """Read the lines of a list that are not empty: their numbers, from 1, and their fields.
 
-    Args:
-        path: The file.
-        num_fields: The number of fields in the first lines, one after another; the last number is that of all further
-            lines too.
-        num_headers: The number of lines before the first image; at least one image must follow.
-        separator: The separator of fields; by default any number of spaces.
+    `num_fields` are the numbers of fields in the first lines; the last one is that of all further lines too. At least
+    one image must follow the headers. By default, fields are separated by any number of spaces, and no two lines
+    have the same first one.
     """
-    check_regular_file(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise unreadable(path, error) from None
+        lines = read_bytes(path).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text") from None
     rows = [(number, line.strip().split(separator)) for number, line in enumerate(lines, 1) if line.strip()]
@@ -44,16 +40,14 @@ def read_list(path: Path, num_fields: tuple[int, ...], num_headers: int = 0, sep
             raise InputError(f"{path}, line {number}: {len(row)} fields where there must be {expected}")
     if len(rows) <= num_headers:
         raise InputError(f"{path}: names no image")
+    if distinct:
+        check_distinct(path, rows)
     return rows
 
 
 def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
-    """Check that no two lines of a list have the same first field, the name of an image.
-
-    Args:
-        path: The file, for messages.
-        rows: Its lines.
-        unit: The word for a line.
+    """Check that no two lines of a list have the same first field, the name of an image. The unit is the word for a
+    line.
     """
     first: dict[str, int] = {}
     for number, (name, *_) in rows:
@@ -62,16 +56,8 @@ def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
 
 
 def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) -> dict[str, list[str]]:
-    """Read a list whose first field identifies the line: id -> the other fields.
-
-    Args:
-        path: The file.
-        num_fields: The number of fields in each line, with the id.
-        ids: The ids that must occur.
-    """
-    rows = read_list(path, (num_fields,))
-    check_distinct(path, rows)
-    found = {name: fields for _, (name, *fields) in rows}
+    """Read a list whose first field identifies the line: id -> the other fields. The `ids` must occur."""
+    found = {name: fields for _, (name, *fields) in read_list(path, (num_fields,))}
     missing = [name for name in ids or () if name not in found]
     if missing:
         more = f", nor for {len(missing) - 1:,} others" if len(missing) > 1 else ""
@@ -80,25 +66,14 @@ def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) 
 
 
 def class_number(text: str, where: str) -> int:
-    """The number of a class.
-
-    Args:
-        text: A field of a list.
-        where: The file and line, for messages.
-    """
+    """The number of a class in a field of a list."""
     if not re.fullmatch("[0-9]{1,18}", text):  # a 64-bit integer; Python refuses to parse very long ones
         raise InputError(f"{where}: {text[:40]!r} is not an integer of up to 18 digits")
     return int(text)
 
 
 def parse_box(fields: Sequence[object], where: str, has_size: bool = False) -> Box:
-    """The left, top, right and bottom edge of a box, in pixels.
-
-    Args:
-        fields: Four numbers, or texts of numbers.
-        where: The file and line, for messages.
-        has_size: Whether the last two numbers are width and height, instead of right and bottom.
-    """
+    """The left, top, right and bottom edge of a box in pixels; with `has_size`, from width and height."""
     try:
         x_1, y_1, x_2, y_2 = (float(str(field)) for field in fields)
     except ValueError:
@@ -119,11 +94,9 @@ def box_columns(boxes: Iterable[Box]) -> dict[str, tuple[float, ...]]:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
-    check_regular_file(path)
+    content = read_bytes(path)
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise unreadable(path, error) from None
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error})") from None
 
@@ -142,32 +115,15 @@ MAX_DEPTH = 100  # of nested values
 
 
 def read_plain_pickle(path: Path) -> Any:
-    """Read the value in a pickle of plain data.
+    """Read the value in a pickle of plain data, written by Python 2 or 3.
 
     A pickle is a program that may call any function that it names. Of the names, only those of NumPy's constructors are
-    looked up.
-
-    Args:
-        path: The file, written by Python 2 or 3.
-
-    Returns:
-        A dict, list, str, int, float, bool, None or NumPy array; tuples and arrays of text or objects become lists.
-
-    Raises:
-        InputError: The file cannot be read, is not a pickle, or holds anything else.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "data.pkl").write_bytes(pickle.dumps({"a": [1, np.arange(2)]}))
-        ...     read_plain_pickle(Path(folder, "data.pkl"))
-        {'a': [1, array([0, 1])]}
+    looked up. The value is a dict, list, str, int, float, bool, None or NumPy array; tuples and arrays of text or
+    objects become lists. Anything else is an InputError.
     """
-    check_regular_file(path)
+    content = BytesIO(read_bytes(path))
     try:
-        return _to_plain(_PlainUnpickler(BytesIO(path.read_bytes()), encoding="latin1").load(), {})
-    except OSError as error:
-        raise unreadable(path, error) from None
+        return _to_plain(_PlainUnpickler(content, encoding="latin1").load(), {})
     except Exception as error:  # a damaged file can raise many types of errors
         raise InputError(f"{path}: not a pickle of plain data ({one_line(error)})") from None
 

@@ -23,12 +23,7 @@ UNSIGNED_BYTE = 8  # the code of the type in the header
 
 
 def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
-    r"""Read an idx file of bytes, compressed by gzip if its name ends in .gz.
-
-    Args:
-        path: The file.
-        num_axes: The number of its axes: 1 for labels, 3 for images.
-    """
+    """Read an idx file of bytes, compressed by gzip if its name ends in .gz: 1 axis for labels, 3 for images."""
     check_regular_file(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

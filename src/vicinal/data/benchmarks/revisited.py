@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import check_images, find_folder, prepare_folder, writable_root
-from vicinal.data.benchmarks.lists import check_distinct, read_json, read_list, read_plain_pickle
+from vicinal.data.benchmarks.lists import read_json, read_list, read_plain_pickle
+from vicinal.data.columns import Box
 from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_number
@@ -31,8 +32,6 @@ from vicinal.utils.files import cache_folder
 LISTS = ("easy", "hard", "junk")
 FOLDERS = {"roxford": "roxford5k", "rparis": "rparis6k"}
 DISTRACTORS, NUM_DISTRACTORS = "revisitop1m", 1_001_001
-
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays gives no single boolean
@@ -196,7 +195,6 @@ def _with_distractors(table: Table, root: str | Path | None) -> Table:
     name, hint = f"{DISTRACTORS}.txt", "download it and the images (to jpg/) from http://cmp.felk.cvut.cz/revisitop"
     folder, _ = find_folder(root, (DISTRACTORS,), (name,), hint)
     rows = read_list(folder / name, (1,))
-    check_distinct(folder / name, rows)
     if len(rows) != NUM_DISTRACTORS:
         raise InputError(f"{folder / name}: names {len(rows):,} images, but {NUM_DISTRACTORS:,} are published")
     paths = [str(folder / "jpg" / image) for _, (image,) in rows]

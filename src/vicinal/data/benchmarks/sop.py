@@ -44,7 +44,7 @@ def sop(root: str | Path | None = None) -> Table:
 
 
 def _frame(path: Path) -> pd.DataFrame:
-    (_, header), *rows = read_list(path, (4,), 1)
+    (_, header), *rows = read_list(path, (4,), 1, distinct=False)
     if header != HEADER:
         raise InputError(f"{path}, line 1: {' '.join(header)!r}; the columns must be {' '.join(HEADER)}")
     frame = pd.DataFrame([fields for _, fields in rows], columns=["image_id", "label", "coarse", "path"])

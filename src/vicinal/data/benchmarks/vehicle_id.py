@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 
 from vicinal.data.benchmarks.cache import check_complete, find_folder
-from vicinal.data.benchmarks.lists import check_distinct, class_number, read_list
+from vicinal.data.benchmarks.lists import class_number, read_list
 from vicinal.data.table import Table
 from vicinal.utils.errors import InputError
 
@@ -60,15 +60,10 @@ def vehicle_id_small(root: str | Path | None = None) -> Table:
 
 def _frame(path: Path) -> pd.DataFrame:
     rows = read_list(path, (2,))
-    check_distinct(path, rows)
     labels = [class_number(vehicle, f"{path}, line {line}") for line, (_, vehicle) in rows]
     return pd.DataFrame({"path": [f"{name}.jpg" for _, (name, _) in rows], "label": labels})
 
 
 def _attribute(path: Path) -> dict[int, int]:
-    rows = read_list(path, (2,))
-    check_distinct(path, rows)
-    where = [f"{path}, line {line}" for line, _ in rows]
-    return {
-        class_number(v, place): class_number(value, place) for (_, (v, value)), place in zip(rows, where, strict=True)
-    }
+    rows = [(f"{path}, line {line}", fields) for line, fields in read_list(path, (2,))]
+    return {class_number(vehicle, where): class_number(value, where) for where, (vehicle, value) in rows}

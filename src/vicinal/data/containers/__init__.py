@@ -21,12 +21,7 @@ CONTAINERS = {
 
 
 def split_container(source: object) -> tuple[str, str] | None:
-    """The kind of the container that a source names, and the name after the prefix; None if it names no container.
-
-    Example:
-        >>> split_container("hf:owner/birds"), split_container("birds.csv")
-        (('hf', 'owner/birds'), None)
-    """
+    """The kind of the container that a source names, and the name after the prefix; None if it names no container."""
     kind, colon, name = source.partition(":") if isinstance(source, str) else ("", "", "")
     return (kind, name) if colon and kind in CONTAINERS else None
 

@@ -12,15 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vicinal.data.containers.listing import (
-    ListedImages,
-    Location,
-    NamedColumns,
-    Sample,
-    file_versions,
-    list_folder,
-    list_images,
-)
+from vicinal.data.containers import listing
 from vicinal.data.parquet_files import open_parquet
 from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
@@ -31,13 +23,9 @@ BATCH_SIZE = 64  # rows, since each may hold an image of megabytes
 
 @dataclass(frozen=True)
 class ImageColumns:
-    """The columns of an Arrow table that a table of images is made of.
+    """The columns of an Arrow table that a table of images is made of; the others have one value per row.
 
-    Args:
-        image: The column of images.
-        label: The column of labels, if there is one.
-        others: Further columns of one value per row.
-        class_names: The names of the classes of columns that hold numbers of classes.
+    `class_names` are the names of the classes of columns that hold numbers of classes.
     """
 
     image: str
@@ -45,27 +33,27 @@ class ImageColumns:
     others: tuple[str, ...]
     class_names: dict[str, list[str]]
 
-    def samples(self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0) -> Iterator[Sample]:
+    def samples(
+        self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0
+    ) -> Iterator[listing.Sample]:
         """The images with their values; the rows of images are in the place of their bytes, which are not read.
 
-        Args:
-            batches: All rows; where the images have no field `bytes`, all have bytes.
-            source: Where they come from, for messages.
-            file: The number of the file or split that the rows are of.
+        Where the images have no field `bytes`, all have bytes. `file` is the number of the file or split that the rows
+        are of.
         """
         for row, image, values in self._rows(map(self._without_bytes, batches), source):
             path = (image or {}).get("path")
             name = Path(path).name if path else ""
             if image is not None and image["has_bytes"]:
-                yield Sample(Location(file, row), name, values)
+                yield listing.Sample(listing.Location(file, row), name, values)
             elif path is None:
-                yield Sample(None, name, values)
+                yield listing.Sample(None, name, values)
             else:
                 if not Path(path).is_file():
                     raise InputError(
                         f"{source}, row {row}: the image is not in the dataset, but {path!r}, which is not a file here"
                     )
-                yield Sample(Path(path), name, values)
+                yield listing.Sample(Path(path), name, values)
 
     def _without_bytes(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
         """The rows, of whose images only the path is left, and whether there are bytes."""
@@ -103,19 +91,11 @@ class ImageColumns:
         return [None if value is None or value < 0 else names[value] for value in values]
 
 
-def has_images(schema: pa.Schema) -> bool:
-    """Whether there is a column of images."""
-    return any(map(_is_image, schema.types))
+def choose_columns(schema: pa.Schema, columns: listing.NamedColumns, source: str) -> ImageColumns:
+    """Choose the columns of images and labels, with the features of a Hugging Face dataset in the metadata, if any.
 
-
-def choose_columns(schema: pa.Schema, columns: NamedColumns, source: str) -> ImageColumns:
-    """Choose the columns of images and labels.
-
-    Args:
-        schema: The columns, with the features of a Hugging Face dataset in its metadata, if there are any.
-        columns: The columns that the user names. If none is named for images, it is `image`, else the only one; for
-            labels, it is `label`, else the only one of classes.
-        source: Where they come from, for messages.
+    If none is named for images, it is `image`, else the only one; for labels, it is `label`, else the only one of
+    classes.
     """
     class_names = _class_names(schema)
     images = [field.name for field in schema if _is_image(field.type)]
@@ -177,27 +157,28 @@ def holds_images(path: Path, path_column: str | None) -> bool:
     with open_parquet(path) as file:
         schema: pa.Schema = file.schema_arrow
     column = path_column or "path"
-    return has_images(schema) and (column not in schema.names or pa.types.is_struct(schema.field(column).type))
+    has_paths = column in schema.names and not pa.types.is_struct(schema.field(column).type)
+    return any(map(_is_image, schema.types)) and not has_paths
 
 
 def list_parquet_images(
     path: Path, root: str | Path | None = None, path_column: str | None = None, label_column: str | None = None
-) -> ListedImages:
+) -> listing.ListedImages:
     """The images of a Parquet file, of which the bytes of single row groups are read."""
-    named = NamedColumns.of_table(path_column, label_column)
-    folder = list_folder(root, "parquet", path.stem, named, file_versions([path]))
+    named = listing.NamedColumns.of_table(path_column, label_column)
+    folder = listing.list_folder(root, "parquet", path.stem, named, listing.file_versions([path]))
 
-    def samples(scratch: Path) -> Iterator[Sample]:
+    def samples(scratch: Path) -> Iterator[listing.Sample]:
         with open_parquet(path) as file:
             columns = choose_columns(file.schema_arrow, named, str(path))
             image = columns.image if _may_lack_bytes(file, columns.image) else f"{columns.image}.path"
             read = [image, *columns.others, *filter(None, [columns.label])]
             yield from columns.samples(_batches(file, read), str(path))
 
-    return list_images(folder, str(path), samples, partial(_read_located, path, named), named)
+    return listing.list_images(folder, str(path), samples, partial(_read_located, path, named), named)
 
 
-def _read_located(path: Path, named: NamedColumns, locations: Integers) -> Iterator[bytes]:
+def _read_located(path: Path, named: listing.NamedColumns, locations: Integers) -> Iterator[bytes]:
     rows = locations[:, 1]
     with open_parquet(path) as file:
         image = choose_columns(file.schema_arrow, named, str(path)).image

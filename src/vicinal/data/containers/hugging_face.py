@@ -26,12 +26,7 @@ COLUMNS = ("query-id", "corpus-id", "score")
 
 
 def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
-    """The configurations that hold the corpus, the queries and their relevance; None if one is missing.
-
-    Example:
-        >>> relevance_configurations(["corpus", "qrels", "queries"])
-        {'corpus': 'corpus', 'query': 'queries', 'qrels': 'qrels'}
-    """
+    """The configurations that hold the corpus, the queries and their relevance; None if one is missing."""
     query = next((name for name in QUERY_NAMES if name in names), None)
     return {"corpus": "corpus", "query": query, "qrels": "qrels"} if query and {"corpus", "qrels"} <= {*names} else None
 
@@ -41,11 +36,6 @@ def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedC
 
     Images of one class are those that are relevant for the same queries. A query whose image is in the corpus is
     relevant for itself, and is later excluded from its own ranking, since both are one file.
-
-    Args:
-        loaded: The datasets `corpus`, `query` and `qrels`.
-        source: Where they come from, for messages.
-        columns: The columns that the user names.
     """
     corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
     relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
@@ -110,16 +100,10 @@ def _relevant(qrels: Any, query_ids: Sequence[str], corpus_ids: Sequence[str], s
 
 
 def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: str) -> tuple[Integers, Integers]:
-    """The classes that explain which images are relevant for which queries.
+    """The class of each image of the corpus and of each query, by the rows of the corpus that are relevant for each
+    query.
 
-    Args:
-        relevant: For each query, the rows of the corpus that are relevant for it.
-        corpus_size: The number of images in the corpus.
-        source: Where they come from, for messages.
-
-    Returns:
-        The class of each image of the corpus and of each query, as integers. An image that is relevant for no query is
-        a class of its own, and so is a query without relevant images.
+    An image that is relevant for no query is a class of its own, and so is a query without relevant images.
     """
     labels = np.full(corpus_size, -1)
     firsts = [min(rows) if rows else corpus_size + query for query, rows in enumerate(relevant)]
@@ -190,12 +174,7 @@ def list_hugging_face(name: str, root: str | Path | None, columns: NamedColumns)
 
 
 class _Dataset:
-    """A dataset that is loaded when it is first read.
-
-    Args:
-        name: The dataset to read.
-        columns: The columns that the user names.
-    """
+    """A dataset that is loaded when it is first read."""
 
     def __init__(self, name: DatasetName, columns: NamedColumns) -> None:
         self.name, self.columns, self.scratch = name, columns, ""

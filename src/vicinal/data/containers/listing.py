@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
@@ -24,7 +23,7 @@ from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
 from vicinal.utils.errors import InputError
-from vicinal.utils.files import cache_folder
+from vicinal.utils.files import cache_folder, replace_file
 
 TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complete", ".scratch"
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image
@@ -40,10 +39,8 @@ ReadImages = Callable[[Integers], Iterator[bytes | None]]
 class NamedColumns:
     """The columns of a container that the user names.
 
-    Args:
-        image: The column of images; None: it is found by its type.
-        label: The column of labels; None: it is found by its name, or there are no labels.
-        needs_labels: Whether a container without labels is an error.
+    Without a name, the column of images is found by its type, that of labels by its name, if there are labels. With
+    `needs_labels`, a container without them is an error.
     """
 
     image: str | None
@@ -59,12 +56,10 @@ class NamedColumns:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a container holds the bytes of an image.
+    """Where a container holds the bytes of an image: the file or split, the first byte or the row, and the number of
+    bytes.
 
-    Args:
-        file: The number of the file, or of the split.
-        start: The first byte, or the row.
-        size: How many bytes there are; 0 where it is a row.
+    The size is 0 where it is a row.
     """
 
     file: int
@@ -74,12 +69,10 @@ class Location:
 
 @dataclass(frozen=True)
 class Sample:
-    """One image of a container.
+    """One image of a container, its name there, if it has one, and its columns.
 
-    Args:
-        image: Where its bytes are, or a file that stays where it is; None: the sample has no image and is left out.
-        name: Its name in the container, or an empty text.
-        values: Its columns. An image without a `label`, where others have one, is left out.
+    The image is a location, or a file that stays where it is. A sample without an image is left out, and so is one
+    without a `label` where others have one.
     """
 
     image: Path | Location | None
@@ -133,17 +126,11 @@ def list_images(
     columns: NamedColumns,
     whole: bool = False,
 ) -> ListedImages:
-    """List the images of a container in a folder; later calls only read the list.
+    """List the images of a container in a folder, as of :func:`list_folder`; later calls only read the list.
 
-    Each image has a file of its own there, unless several samples have one location.
-
-    Args:
-        folder: The folder to write, as of :func:`list_folder`.
-        source: The container, for messages.
-        samples: A function from a folder for temporary files to the images.
-        read: How their bytes are read.
-        columns: The columns that the user names.
-        whole: Whether all images are written at once, since the container may be another one at the next call.
+    Each image has a file of its own there, unless several samples have one location. `samples` may write temporary
+    files into the folder that it is given. The images are written at once if `whole`, since the container may be
+    another one at the next call.
     """
 
     def fill(new: Path) -> None:
@@ -263,11 +250,9 @@ def _write_rows(rows: list[int], paths: dict[int, str], locations: Integers, rea
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file of many, which is not waited for to reach the disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with replace_file(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written ({error.strerror or error}); choose another root") from None

@@ -11,23 +11,15 @@ import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from vicinal.data.columns import SPLIT_NAMES, is_known_column
-from vicinal.data.containers.listing import (
-    ListedImages,
-    Location,
-    NamedColumns,
-    Sample,
-    file_versions,
-    list_folder,
-    list_images,
-)
+from vicinal.data.containers import listing
 from vicinal.data.images.formats import IMAGE_SUFFIXES
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -39,29 +31,30 @@ MAX_END = 2**20  # bytes after the last member that are read; tar fills up to 10
 MAX_BYTES = 2**28  # of one member
 LABELS = ("cls", "label")  # the members and keys of JSON that are labels, unless others are named
 RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
-Members: TypeAlias = "dict[str, bytes | Location]"
+Members: TypeAlias = "dict[str, bytes | listing.Location]"
 SPLIT_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
-def list_webdataset(pattern: str, root: str | Path | None, columns: NamedColumns) -> ListedImages:
+def list_webdataset(pattern: str, root: str | Path | None, columns: listing.NamedColumns) -> listing.ListedImages:
     """The images of WebDataset shards; :func:`~vicinal.data.containers.list_container` has the rules."""
     shards = find_shards(pattern)
-    reader = _ShardReader.of(columns)
+    reader = _ShardReader(columns)
 
-    def samples(scratch: Path) -> Iterator[Sample]:
+    def samples(scratch: Path) -> Iterator[listing.Sample]:
         with thread_pool() as pool:  # that wait for the file system
             yield from _with_splits(shards, pool.map(reader.locate, shards, range(len(shards))))
 
-    folder = list_folder(root, "webdataset", shards[0].stem, columns, file_versions(shards))
-    return list_images(folder, f"wds:{pattern}", samples, partial(_read_located, shards), columns)
+    folder = listing.list_folder(root, "webdataset", shards[0].stem, columns, listing.file_versions(shards))
+    return listing.list_images(folder, f"wds:{pattern}", samples, partial(_read_located, shards), columns)
 
 
-def _with_splits(shards: list[Path], samples: Iterable[Iterable[Sample]]) -> Iterator[Sample]:
+def _with_splits(shards: list[Path], samples: Iterable[Iterable[listing.Sample]]) -> Iterator[listing.Sample]:
     """The samples of all shards, with the splits that the names of these tell."""
-    splits = _splits(shards)
+    found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
+    splits = [SPLIT_NAMES[match[1]] if match else None for match in found]
     for split, of_shard in zip(splits, samples, strict=True):
         for sample in of_shard:
-            yield Sample(sample.image, sample.name, sample.values | ({"split": split} if all(splits) else {}))
+            yield listing.Sample(sample.image, sample.name, sample.values | ({"split": split} if all(splits) else {}))
 
 
 def _read_located(shards: list[Path], locations: Integers) -> Iterator[bytes]:
@@ -104,28 +97,19 @@ def _expanded(pattern: str) -> Iterator[str]:
         yield from _expanded(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
 
 
-def _splits(shards: list[Path]) -> list[str | None]:
-    found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
-    return [SPLIT_NAMES[match[1]] if match else None for match in found]
-
-
-@dataclass(frozen=True)
 class _ShardReader:
     """Reads the samples of a shard.
 
-    Args:
-        image: The suffix of the members with images, if there are several.
-        labels: The suffixes of members, or keys in JSON, with labels.
+    `image` is the suffix of the members with images, if there are several; `labels` are those of members with labels,
+    or keys in JSON.
     """
 
-    image: str | None
-    labels: tuple[str, ...]
+    def __init__(self, columns: listing.NamedColumns) -> None:
+        self.image = columns.image
+        self.labels = LABELS if columns.label is None else (columns.label,)
+        self.label_members = [suffix for label in self.labels for suffix in (label.lower(), f"{label.lower()}.txt")]
 
-    @classmethod
-    def of(cls, columns: NamedColumns) -> _ShardReader:
-        return cls(columns.image, LABELS if columns.label is None else (columns.label,))
-
-    def locate(self, shard: Path, number: int) -> list[Sample]:
+    def locate(self, shard: Path, number: int) -> list[listing.Sample]:
         """The samples with the locations of their images; the number is that of the shard."""
         samples = []
         is_said = False
@@ -144,35 +128,31 @@ class _ShardReader:
 
     def _groups(self, shard: Path, number: int) -> Iterator[tuple[str, Members]]:
         """The name of each sample, and its members by their suffixes."""
-        key: str | None = None
-        members: Members = {}
-        for name, content in self._members(shard, number):
-            folder, slash, file = name.rpartition("/")
-            stem, _, suffix = file.partition(".")
-            if folder + slash + stem != key:
-                if key is not None and members:
-                    yield key, members
-                key, members = folder + slash + stem, {}
-            if suffix.lower() in members:
-                raise InputError(f"{shard}: {name!r} is there twice; every member needs its own name")
-            members[suffix.lower()] = content
-        if key is not None and members:
+        for key, group in groupby(self._members(shard, number), lambda member: _stem(member[0])):
+            members: Members = {}
+            for name, content in group:
+                if _suffix(name) in members:
+                    raise InputError(f"{shard}: {name!r} is there twice; every member needs its own name")
+                members[_suffix(name)] = content
             yield key, members
 
-    def _members(self, shard: Path, number: int) -> Iterator[tuple[str, bytes | Location]]:
+    def _members(self, shard: Path, number: int) -> Iterator[tuple[str, bytes | listing.Location]]:
         """The members that are read: the locations of images, the contents of others. Nothing is unpacked."""
         try:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
-                    if member.isdir() or _is_hidden(member.name) or not self._is_read(member.name):
+                    suffix = _suffix(member.name)
+                    is_text = suffix in ("json", *self.label_members)
+                    is_image = not is_text and (suffix == self.image or _is_image(suffix))
+                    if member.isdir() or _is_hidden(member.name) or not (is_text or is_image):
                         continue
                     if not member.isreg() or member.issparse():
                         raise InputError(f"{shard}: {member.name!r} is not a regular file, which shards hold")
                     if member.size > MAX_BYTES:
                         raise InputError(f"{shard}: {member.name!r} has {member.size / 1e6:,.0f} MB; at most "
                                          f"{MAX_BYTES / 1e6:,.0f} are read")  # fmt: skip
-                    if self._is_image(member.name):
-                        yield member.name, Location(number, member.offset_data, member.size)
+                    if is_image:
+                        yield member.name, listing.Location(number, member.offset_data, member.size)
                         continue
                     file = tar.extractfile(member)
                     content = file.read() if file else b""
@@ -187,18 +167,7 @@ class _ShardReader:
                 raise
             raise InputError(f"{shard}: not a tar file that can be read ({one_line(error)})") from None
 
-    def _is_read(self, name: str) -> bool:
-        return _suffix(name) in ("json", *self._label_members) or self._is_image(name)
-
-    def _is_image(self, name: str) -> bool:
-        suffix = _suffix(name)
-        return suffix not in ("json", *self._label_members) and (suffix == self.image or _is_image(suffix))
-
-    @property
-    def _label_members(self) -> list[str]:
-        return [suffix for label in self.labels for suffix in (label.lower(), f"{label.lower()}.txt")]
-
-    def _sample(self, key: str, members: Members, where: str) -> Sample:
+    def _sample(self, key: str, members: Members, where: str) -> listing.Sample:
         texts = {suffix: content for suffix, content in members.items() if isinstance(content, bytes)}
         images = [suffix for suffix in members if _is_image(suffix)]
         suffix = self.image or (images[0] if images else "")
@@ -206,14 +175,14 @@ class _ShardReader:
             dots = "; the name of a sample ends at its first dot" * any("." in each for each in images)
             raise InputError(f"{where}: has several images ({', '.join(images)}){dots}; name one by path_column")
         fields = _fields(texts["json"], where) if "json" in texts else {}
-        values = {name: value for name, value in fields.items() if is_known_column(name) and value is not None}
-        values = {name: value for name, value in values.items() if name not in ("path", "label", "split")}
-        label = next((_text(texts[each], where) for each in self._label_members if each in texts), None)
+        known = (name for name in fields if is_known_column(name) and name not in ("path", "label", "split"))
+        values = {name: fields[name] for name in known if fields[name] is not None}
+        label = next((_text(texts[each], where) for each in self.label_members if each in texts), None)
         if label is None:
             label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
         image = members.get(suffix)
         assert not isinstance(image, bytes)
-        return Sample(image, f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
+        return listing.Sample(image, f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
 
 
 def _check_end(shard: Path, offset: int) -> None:
@@ -231,6 +200,11 @@ def _check_end(shard: Path, offset: int) -> None:
 def _is_hidden(name: str) -> bool:
     """Whether a name is hidden, or below a hidden folder, such as the `._cat.jpg` that macOS adds to each file."""
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _stem(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]
 
 
 def _suffix(name: str) -> str:

@@ -24,9 +24,6 @@ class AugmentationSampler:
     """Draws the flip and the color jitter of one image after the other, by torch's generator.
 
     It draws what the transform for training would draw, after the crop: the same numbers in the same order.
-
-    Args:
-        transform: The transform of the images.
     """
 
     def __init__(self, transform: ImageTransform) -> None:
@@ -62,19 +59,12 @@ def create_sampler(transform: ImageTransform) -> AugmentationSampler | None:
 
 
 def augment(pixels: Tensor, parameters: Tensor, transform: ImageTransform) -> Tensor:
-    """Flip images and change their colors, as the transform for training does on the CPU.
+    """Flip images, uint8 `[n, channels, height, width]`, and change their colors, as the transform does on the CPU.
 
     Rounding is that of the transform: of Pillow, or of torchvision's operations on tensors with `transform.fast`. With
     Pillow's, the result is the same to the last bit wherever it is computed; with torchvision's it is so on a CPU whose
-    operations are fused as there, and else differs by at most 2 of 255 gray levels in one of 1,000 values.
-
-    Args:
-        pixels: uint8 `[n, channels, height, width]`, on any device.
-        parameters: float32 `[n, parameters]`, on the same device; see :meth:`AugmentationSampler.draw`.
-        transform: The transform of the images.
-
-    Returns:
-        uint8, of the same shape.
+    operations are fused as there, and else differs by at most 2 of 255 gray levels in one of 1,000 values. The
+    parameters, float32 `[n, parameters]`, are those of :meth:`AugmentationSampler.draw`.
     """
     columns = list(parameters[:, :, None, None, None].unbind(1))  # [n, 1, 1, 1] each
     if transform.flip:

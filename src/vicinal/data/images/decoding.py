@@ -32,18 +32,11 @@ Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, 
 def decode_pixels(
     path: str | Path, size: tuple[int, int], mode: str, channels: int, reduction: int
 ) -> npt.NDArray[np.uint8] | None:
-    """Decode a JPEG, as it is stored, without turning it upright.
+    """Decode a JPEG, as it is stored, without turning it upright: the pixels that Pillow gives, uint8.
 
-    Args:
-        path: the file.
-        size: its width and height, as its header has them.
-        mode: the mode that Pillow has for it.
-        channels: 3 for RGB, 1 for grayscale.
-        reduction: divisor of the sides, which are rounded up: 1, 2, 4 or 8.
-
-    Returns:
-        uint8 `[height, width, channels]`, the pixels that Pillow gives; None without simplejpeg, for a kind of image
-        that is left to Pillow, and for a damaged file, about which Pillow has the better message.
+    They are `[height, width, channels]`, with sides divided by `reduction` (1, 2, 4 or 8) and rounded up. None without
+    simplejpeg, for a kind of image that is left to Pillow, and for a damaged file, about which Pillow has the better
+    message. Size and mode are those that Pillow has for the file.
     """
     simplejpeg, colorspace = _simplejpeg(), COLORSPACES.get((mode, channels))
     if simplejpeg is None or colorspace is None:
@@ -112,15 +105,7 @@ def read_image(path: str | Path, channels: int = 3) -> Image.Image:
 
 @contextmanager
 def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | EncodedJpeg]:
-    """Open an image file as :func:`read_image` reads it, but leave a JPEG to be decoded, perhaps at a smaller size.
-
-    Args:
-        path: The file.
-        channels: 3 for RGB, 1 for grayscale.
-
-    Returns:
-        A context manager of a :class:`EncodedJpeg`, or of a decoded image if the file has another format.
-    """
+    """Open an image file as :func:`read_image` reads it, but leave a JPEG to be decoded, perhaps at a smaller size."""
     check_regular_file(path)
     with ExitStack() as stack:
         with _one_line_errors(path):
@@ -133,14 +118,7 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
 class EncodedJpeg:
     """A JPEG file that is open and not decoded yet; it can be decoded once.
 
-    Args:
-        image: The file as Pillow opened it.
-        path: Its name, for messages.
-        channels: 3 for RGB, 1 for grayscale.
-        box: The left, top, right and bottom edge of a part of it, in pixels, upright; None: all of it.
-
-    Attributes:
-        size: Width and height in pixels, upright; of the part, if it is one.
+    The box is the left, top, right and bottom edge of a part of it, in pixels, upright; `size` is that of the part.
     """
 
     def __init__(
@@ -161,16 +139,11 @@ class EncodedJpeg:
         return EncodedJpeg(self._image, self._path, self._channels, box)
 
     def decode(self, max_reduction: float = 1.0) -> Image.Image:
-        """Decode the file.
+        """Decode the file to an image of mode RGB or L, upright.
 
-        Args:
-            max_reduction: By how much the sides may be divided; they are by 8, 4, 2 or 1, rounded up. A decoder reduces
-                blocks of 8 x 8 pixels by leaving out their high frequencies, in a fraction of the time. In an image
-                that has to be turned or mirrored, what is rounded up would be at the left or at the top, so its sides
-                are multiples of the divisor.
-
-        Returns:
-            A decoded image of mode RGB or L, upright.
+        The sides are divided by 8, 4, 2 or 1, at most by `max_reduction`, and rounded up: a decoder reduces blocks of 8
+        x 8 pixels by leaving out their high frequencies, in a fraction of the time. In an image that has to be turned
+        or mirrored, what is rounded up would be at the left or at the top, so its sides are multiples of the divisor.
         """
         image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
@@ -270,12 +243,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def thumbnail(path: str, box: Box | None, size: int) -> Image.Image:
-    """The image of a file in at most `size` x `size` pixels.
-
-    Args:
-        path: the file.
-        box: left, top, right and bottom of the part that is shown, in pixels of the upright image; None: all of it.
-        size: length of the longer side; smaller images stay as they are.
+    """The image of a file, or the part of it in a box, in at most `size` x `size` pixels; smaller ones stay as they
+    are.
     """
     with open_image(path) as image:
         reduction = 1.0 if box is not None else max(image.size) / (2 * size)  # the rest is resized smoothly
@@ -288,18 +257,7 @@ AnyImage = TypeVar("AnyImage", Image.Image, Image.Image | EncodedJpeg)
 
 
 def crop_to_box(image: AnyImage, box: Box | None, path: object) -> AnyImage:
-    """The part of an image within a bounding box; pixels that are partly inside belong to it.
-
-    Args:
-        image: The upright image, or a JPEG that is not decoded yet.
-        box: Its box, clipped to the image. None: the whole image.
-        path: The file, for messages.
-
-    Example:
-        >>> from PIL import Image
-        >>> crop_to_box(Image.new("L", (9, 9)), (-np.inf, 1.0, 5.5, 6.0), "a.png").size
-        (6, 5)
-    """
+    """The part of an upright image within a bounding box; pixels that are partly inside belong to it."""
     if box is None:
         return image
     width, height = image.size

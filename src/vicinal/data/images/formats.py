@@ -50,17 +50,6 @@ class CountedFile(io.BufferedReader):
 
     Pillow reads headers part by part, such as the texts of a PNG. A file that is nothing but empty parts would keep it
     busy for a second per megabyte.
-
-    Args:
-        path: The file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "a.png").write_bytes(b"PNG")
-        ...     with CountedFile(f"{folder}/a.png") as file:
-        ...         file.read(1), file.read()
-        (b'P', b'NG')
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -20,18 +20,14 @@ from vicinal.data.images.transforms import DEFAULT_RATIO, DEFAULT_SCALE, ImageTr
 
 MIN_OVERSAMPLING = 2.0
 """Pixels per side that a reduced JPEG keeps for each pixel of the result; with fewer, differences are larger."""
+MAX_ASPECT_RATIO = 8
+"""Images with a larger one are cropped before they are resized."""
 
 Source: TypeAlias = Image.Image | EncodedJpeg
 
 
 class Crop(NamedTuple):
-    """A crop: a box of the image is resized, and a square cut out of the result.
-
-    Attributes:
-        box: Left, top, right and bottom edge, in pixels of the image in full size.
-        size: Width and height of the resized box.
-        corner: The left and the upper edge of the square in it.
-    """
+    """A crop: a box of the image is resized, and a square cut out of the result at a corner."""
 
     box: tuple[int, int, int, int]
     size: tuple[int, int]
@@ -39,22 +35,18 @@ class Crop(NamedTuple):
 
 
 class FastCrop(nn.Module):
-    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it, or leave an image to `thin`."""
+    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it."""
 
-    def __init__(self, size: int, interpolation: str, thin: nn.Module | None = None) -> None:
+    def __init__(self, size: int, interpolation: str) -> None:
         super().__init__()
-        self.size, self.interpolation, self.thin = size, interpolation, thin
+        self.size, self.interpolation = size, interpolation
 
-    def plan(self, width: int, height: int) -> Crop | None:
-        """The crop of an image of this size, by torch's generator if it is random; None: it is left to `thin`."""
+    def plan(self, width: int, height: int) -> Crop:
+        """The crop of an image of this size, by torch's generator if it is random."""
         raise NotImplementedError
 
     def forward(self, image: Source) -> torch.Tensor:
         crop = self.plan(*image.size)
-        if crop is None and self.thin is not None:
-            pixels: torch.Tensor = self.thin(image)
-            return pixels
-        assert crop is not None
         left, top = crop.corner
         resized = resized_crop(image, crop.box, crop.size, self.interpolation)
         return resized[:, top : top + self.size, left : left + self.size]
@@ -76,19 +68,19 @@ class FastRandomResizedCrop(FastCrop):
 
 
 class FastResizeCenterCrop(FastCrop):
-    """Resize the shorter side to `resize` and crop the center.
+    """Resize the shorter side to `resize` and crop the center; images with a large aspect ratio are left to `thin`."""
 
-    Images with a larger aspect ratio than `max_aspect_ratio` are left to the module `thin`.
-    """
+    def __init__(self, resize: int, size: int, interpolation: str, thin: nn.Module) -> None:
+        super().__init__(size, interpolation)
+        self.resize, self.thin = resize, thin
 
-    def __init__(self, resize: int, size: int, interpolation: str, max_aspect_ratio: float, thin: nn.Module) -> None:
-        super().__init__(size, interpolation, thin)
-        self.resize, self.max_aspect_ratio = resize, max_aspect_ratio
+    def forward(self, image: Source) -> torch.Tensor:
+        is_thin = max(image.size) > MAX_ASPECT_RATIO * min(image.size)
+        pixels: torch.Tensor = self.thin(image) if is_thin else super().forward(image)
+        return pixels
 
-    def plan(self, width: int, height: int) -> Crop | None:
+    def plan(self, width: int, height: int) -> Crop:
         shorter = min(width, height)
-        if max(width, height) > self.max_aspect_ratio * shorter:
-            return None
         size = (self.resize * width // shorter, self.resize * height // shorter)
         left, top = (round((side - self.size) / 2) for side in size)  # as torchvision's CenterCrop
         return Crop((0, 0, width, height), size, (left, top))
@@ -97,17 +89,11 @@ class FastResizeCenterCrop(FastCrop):
 def resized_crop(
     image: Source, box: tuple[int, int, int, int], size: tuple[int, int], interpolation: str
 ) -> torch.Tensor:
-    """Crop and resize an image.
+    """Crop and resize an image: uint8 `[channels, height, width]`.
 
-    Args:
-        image: The image; a JPEG is decoded at the smallest size that has two pixels for each of the result, per side.
-        box: The crop: left, top, right, bottom, in pixels of the image in full size.
-        size: Width and height of the result.
-        interpolation: `bicubic` or `bilinear`.
-
-    Returns:
-        uint8 `[channels, height, width]`. The crop of a reduced JPEG starts at a whole pixel of it, so that it is moved
-        by up to a quarter of a pixel of the result, except where it starts at 0.
+    A JPEG is decoded at the smallest size that has two pixels for each of the result, per side. The crop of a reduced
+    JPEG starts at a whole pixel of it, so that it is moved by up to a quarter of a pixel of the result, except where it
+    starts at 0. The box is in pixels of the image in full size.
     """
     full_size, sides = image.size, (box[2] - box[0], box[3] - box[1])
     per_pixel = min(side / pixels for side, pixels in zip(sides, size, strict=True))
@@ -135,10 +121,6 @@ def _span(start: int, length: int, reduction: int, limit: int) -> tuple[int, int
     reduced = -(-length // reduction)
     first = min(round(start / reduction), limit - reduced)
     return first, first + reduced
-
-
-# Images with a larger aspect ratio are cropped before they are resized.
-MAX_ASPECT_RATIO = 8
 
 
 def build_train_transform(transform: ImageTransform) -> nn.Sequential:
@@ -203,7 +185,7 @@ def _center_crop(transform: ImageTransform) -> nn.Module:
     if not transform.resizes_by_torch:
         return crop
     thin = nn.Sequential(Decode(), crop, ToPixels(transform.channels))
-    return FastResizeCenterCrop(resize, transform.size, transform.interpolation, MAX_ASPECT_RATIO, thin)
+    return FastResizeCenterCrop(resize, transform.size, transform.interpolation, thin)
 
 
 class Decode(nn.Module):

@@ -19,14 +19,9 @@ PIECES_PER_THREAD = 4
 
 
 class Counter:
-    """Counts in tiles of scores on the CPU, for some queries and one level of labels.
+    """Counts in tiles of scores on the CPU, for the queries from `start` on and one level of labels.
 
     The kernels are compiled when the first tile is counted, and kept on disk.
-
-    Args:
-        positives: the positives of the queries.
-        relevance: the relevance they come from.
-        start: the first of the queries.
     """
 
     def __init__(self, positives: Positives, relevance: Relevance, start: int) -> None:
@@ -44,12 +39,10 @@ class Counter:
 
     @property
     def num_before(self) -> ShortIntegers:
-        """See :class:`RankCounts`."""
         return self._counts.num_before
 
     @property
     def is_tied(self) -> Booleans:
-        """See :class:`RankCounts`."""
         return self._counts.is_tied
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
@@ -82,14 +75,7 @@ MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster th
 
 
 class DeviceCounter:
-    """Counts in tiles of scores on the device that holds them, for some queries and one level of labels.
-
-    Args:
-        positives: the positives of the queries.
-        relevance: the relevance they come from.
-        start: the first of the queries.
-        device: the device of the scores.
-    """
+    """Counts in tiles of scores on the device that holds them, for queries from `start` on and one level of labels."""
 
     def __init__(self, positives: Positives, relevance: Relevance, start: int, device: torch.device) -> None:
         queries = len(positives.counts)
@@ -105,16 +91,13 @@ class DeviceCounter:
 
     @property
     def num_before(self) -> ShortIntegers:
-        """See :class:`RankCounts`."""
         return self._num_before.cpu().numpy()
 
     @property
     def is_tied(self) -> Booleans:
-        """See :class:`RankCounts`."""
         return self._is_tied.cpu().numpy()
 
     def count(self, scores: Tensor, start: int, first_row: int) -> None:
-        """Count in a tile: rows are queries from `start` on, columns are gallery rows from `first_row` on."""
         if self._max_count <= MAX_KERNEL_POSITIVES and uses_kernel(scores, "device_kernel", _kernel_agrees):
             self._count_by_kernel(scores, start, first_row)
         else:
@@ -126,7 +109,6 @@ class DeviceCounter:
             self._count(scores[first : first + rows], start + first, first_row)
 
     def count_transposed(self, scores: Tensor, start: int, first_row: int) -> None:
-        """Count in a tile whose columns are queries and whose rows are gallery rows."""
         self.count(scores.T, start, first_row)
 
     def _count_by_kernel(self, scores: Tensor, start: int, first_row: int) -> None:

@@ -18,35 +18,20 @@ from vicinal.utils.devices import block_sizes
 class Slots(NamedTuple):
     """The positives of some queries on a device, and their counts; arguments of kernels, in their order.
 
-    Attributes:
-        keys: int64 [slots], those of the positives, see :func:`~vicinal.evaluation.counting.positives.ranking_keys`.
-        first: int64 [q], the first slot of each query.
-        counts: int64 [q], the number of its positives.
-        query_labels: int64 [q].
-        gallery_labels: int64 [g].
-        num_before: int32 [slots + q], see :class:`~vicinal.evaluation.counting.counter.RankCounts`.
-        is_tied: uint8 [slots], likewise.
+    See :class:`~vicinal.evaluation.counting.positives.RankCounts`.
     """
 
-    keys: Tensor
-    first: Tensor
-    counts: Tensor
-    query_labels: Tensor
-    gallery_labels: Tensor
-    num_before: Tensor
-    is_tied: Tensor
+    keys: Tensor  # int64 [slots], see `ranking_keys`
+    first: Tensor  # int64 [q], the first slot of each query
+    counts: Tensor  # int64 [q]
+    query_labels: Tensor  # int64 [q]
+    gallery_labels: Tensor  # int64 [g]
+    num_before: Tensor  # int32 [slots + q]
+    is_tied: Tensor  # uint8 [slots]
 
 
 def count(scores: Tensor, slots: Slots, start: int, first_row: int, max_count: int) -> None:
-    """Add the counts of a tile; a program has one query.
-
-    Args:
-        scores: float32 [queries, columns], of any strides.
-        slots: the counters.
-        start: the query of the first row.
-        first_row: the gallery row of the first column.
-        max_count: the largest number of positives.
-    """
+    """Add the counts of a tile, whose first row and column are these; a program has one query."""
     kernel: Any = _count
     with torch.cuda.device_of(scores):  # Triton takes the current one
         kernel[len(scores),](

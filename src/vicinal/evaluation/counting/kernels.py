@@ -25,25 +25,15 @@ FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the
 
 
 class Workspace(NamedTuple):
-    """The memory that counting in one row of scores takes; it is used again for the next row.
+    """The memory that counting in one row of scores takes; it is used again for the next row."""
 
-    Attributes:
-        row: float32 [length], the scores.
-        intervals: int32 [length], the interval of each score.
-        candidates: int32 [length + 1], the positions of the scores that have to be compared with positives.
-        totals: int32 [4, intervals], how many scores are in each interval, in four counters.
-        holds_positive: int32 [intervals], 1 for an interval that holds a positive, else 0.
-        bounds: int32 [2, intervals], where the positives of an interval begin and end.
-        num_ahead: int32 [intervals], how many scores are in the intervals before that hold no positive.
-    """
-
-    row: Floats
-    intervals: ShortIntegers
-    candidates: ShortIntegers
-    totals: ShortIntegers
-    holds_positive: ShortIntegers
-    bounds: ShortIntegers
-    num_ahead: ShortIntegers
+    row: Floats  # [length], the scores
+    intervals: ShortIntegers  # [length], the interval of each score
+    candidates: ShortIntegers  # [length + 1], the positions of the scores to be compared with positives
+    totals: ShortIntegers  # [4, intervals], how many scores are in each interval, in four counters
+    holds_positive: ShortIntegers  # [intervals], 1 for an interval that holds a positive, else 0
+    bounds: ShortIntegers  # [2, intervals], where the positives of an interval begin and end
+    num_ahead: ShortIntegers  # [intervals], how many scores are in the intervals before without positives
 
 
 class QueryCounts(NamedTuple):

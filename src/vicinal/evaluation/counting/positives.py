@@ -26,56 +26,35 @@ IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 
 
 class Positives(NamedTuple):
-    """The positives of some queries, those of each query in the order of its ranking.
+    """The positives of some queries, those of each query in the order of its ranking, before its unused slots."""
 
-    Attributes:
-        scores: float32 [slots]; the slots of a query are adjacent, its positives come first, the rest is unused.
-        rows: int32 [slots], the gallery rows.
-        first: int64 [queries + 1], the first slot of each query.
-        counts: int64 [queries], the number of positives of each query.
-    """
-
-    scores: Floats
-    rows: ShortIntegers
-    first: Integers
-    counts: Integers
+    scores: Floats  # [slots]
+    rows: ShortIntegers  # [slots], the gallery rows
+    first: Integers  # [queries + 1], the first slot of each query
+    counts: Integers  # [queries], the number of positives of each query
 
 
 class Tile(NamedTuple):
-    """A tile of scores.
+    """A tile of scores."""
 
-    Attributes:
-        scores: float32 [queries, gallery rows], or transposed.
-        start: the first query.
-        first_row: the first gallery row.
-    """
-
-    scores: Floats
-    start: int
-    first_row: int
+    scores: Floats  # [queries, gallery rows], or transposed
+    start: int  # the first query
+    first_row: int  # the first gallery row
 
 
 class RankCounts(NamedTuple):
-    """The counts for the positives of some queries.
+    """The counts for the positives of some queries; rows with the label of the query are never counted.
 
-    Attributes:
-        positives: the positives of the queries.
-        rows_by_label: int64 [g], the gallery rows ordered by label.
-        begin: int64 [queries], where the rows with the label of the query begin in `rows_by_label`. Rows with the label
-            of the query are never counted.
-        end: int64 [queries], where they end.
-        num_before: int32 [slots + queries], how many scores rank before this positive but not before the positive ahead
-            of it. Each query has one more slot behind its own, which is not read.
-        is_tied: bool [slots], whether a counted score equals that of this positive. Of positives with equal scores, one
-            or two are marked.
+    A score counts before the first positive that it ranks before. Each query has one more slot of `num_before` behind
+    its own, which is not read. Of positives with equal scores, one or two are marked as tied.
     """
 
     positives: Positives
-    rows_by_label: Integers
-    begin: Integers
-    end: Integers
-    num_before: ShortIntegers
-    is_tied: Booleans
+    rows_by_label: Integers  # [g], the gallery rows ordered by label
+    begin: Integers  # [queries], where the rows with its label begin there
+    end: Integers  # [queries], where they end
+    num_before: ShortIntegers  # [slots + queries]
+    is_tied: Booleans  # [slots], whether a counted score equals that of this positive
 
 
 def ranked_positives(
@@ -86,16 +65,7 @@ def ranked_positives(
     stop: int,
     increment_scores: IncrementScores | None = None,
 ) -> Positives:
-    """Score the positives of queries `start` to `stop`, label by label, bit for bit as in the product of all vectors.
-
-    Args:
-        queries: [q, dim].
-        gallery: [g, dim].
-        relevance: the positives of each query.
-        start: the first query.
-        stop: the end of the queries, exclusive.
-        increment_scores: adds the increments of a re-ranking to scores.
-    """
+    """Score the positives of queries `start` to `stop`, label by label, bit for bit as in the product of all."""
     from vicinal.evaluation.counting.kernels import (  # imports numba, which takes half a second
         read_keys,
         write_keys,
@@ -119,12 +89,7 @@ def ranked_positives(
 
 
 def ranking_keys(scores: Tensor, rows: Tensor) -> Tensor:
-    """Encode float32 score and gallery row in an int64 that ascends in a ranking: higher scores first, then lower rows.
-
-    Example:
-        >>> ranking_keys(torch.tensor([0.5, 0.75, 0.5]), torch.tensor([1, 2, 0])).argsort().tolist()
-        [1, 2, 0]
-    """
+    """Encode float32 score and gallery row in an int64 that ascends in a ranking: high scores, then low rows, first."""
     bits = (0 - scores).view(torch.int32).long()  # never -0.0, whose bits would not compare equal to 0.0
     bits = bits ^ ((bits >> 63) & 0x7FFFFFFF)  # integers in the order of the floats whose bits they are
     return (bits << 32) | rows
@@ -178,14 +143,10 @@ def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scor
 
 
 def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores: int) -> Iterator[Integers]:
-    """The queries, ordered by label: many of one label, or several labels.
+    """The queries, ordered by label: those of several labels, or some of one label with at most `max_pairs` pairs.
 
-    Args:
-        begin: int64 [queries], where the gallery rows with the label of each query begin.
-        lengths: int64 [queries], how many these are.
-        max_pairs: the number of pairs of many queries of one label.
-        max_scores: the number of scores of the queries of several labels with the gallery rows of these, if there are
-            more queries than one tile has rows.
+    `begin` and `lengths` are where the gallery rows with the label of each query begin, and how many they are. Several
+    labels have at most `max_scores` scores, if there are more queries than one tile has rows.
     """
     known = np.flatnonzero(lengths)
     known = known[np.argsort(begin[known], kind="stable")]
@@ -244,7 +205,6 @@ def _gather_on_device(tile: Tensor, left: int, pairs: LabelPairs, scores: Tensor
 
 
 def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
-    """The query and the gallery row of each pair."""
     lengths = np.diff(pairs.starts)
     return np.repeat(pairs.queries, lengths), pairs.gallery[_ranges(pairs.offsets, lengths)]
 
@@ -274,12 +234,7 @@ class TotalCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Division:
-    """The processes that divide a ranking.
-
-    Args:
-        rank: number of this process.
-        world_size: number of processes.
-    """
+    """The processes that divide a ranking."""
 
     rank: int = 0
     world_size: int = 1
@@ -304,13 +259,7 @@ class Division:
         return min(max_rows, round_up(-(-queries // (TILES_PER_PROCESS * self.world_size)), TILE_ROWS))
 
     def positives(self, find: Callable[[int, int], Positives], sizes: Integers, start: int) -> Positives:
-        """Let each process find the positives of some consecutive queries, and gather those of all.
-
-        Args:
-            find: function of the first query and the end, exclusive, that finds their positives.
-            sizes: int64 [queries], the number of slots of each query.
-            start: the first query.
-        """
+        """Let each process `find` the positives of some queries, of these numbers of slots, and gather those of all."""
         if self.world_size == 1:
             return find(start, start + len(sizes))
         first = np.concatenate([[0], np.cumsum(sizes)])
@@ -326,7 +275,6 @@ class Division:
         )
 
     def total(self, num_before: ShortIntegers, is_tied: Booleans) -> TotalCounts:
-        """Add up the counts of all processes."""
         if self.world_size == 1:
             return TotalCounts(num_before, is_tied)
         tied = distributed.all_reduce_sum(torch.from_numpy(is_tied.astype(np.int32))).numpy() > 0

@@ -25,21 +25,11 @@ from vicinal.utils import distributed
 MIN_ROWS, WITH_FEW_ENTRIES = 5000, ("cuda",)
 """Number of rows and devices with which summing the rows at few nonzero entries is faster than the product of the whole
 matrix. On a CPU such matrices are sparse ones."""
-MAX_GATHERED = 2**26
-"""Number of entries of a matrix that a process gets from all others at a time: 256 MB in float32."""
+MAX_GATHERED = 2**26  # number of entries of a matrix that a process gets from all others at a time: 256 MB in float32
 
 
 class DenseMatrix:
-    """A matrix as a tensor.
-
-    Args:
-        values: float [n, n].
-
-    Example:
-        >>> matrix = DenseMatrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
-        >>> matrix.scaled(torch.tensor([1.0, 10.0])).row_sums()
-        tensor([ 3., 30.])
-    """
+    """A matrix as a tensor, float [n, n]."""
 
     is_sparse: ClassVar[bool] = False
 
@@ -73,7 +63,6 @@ class DenseMatrix:
         return self._with((total + total.T).values.mul_(self.values))
 
     def add_product_(self, a: Self, b: Self) -> Self:
-        """Add a product in place."""
         a._times(b, self.values)
         return self
 
@@ -130,14 +119,9 @@ def dense_loss(
 ) -> Tensor:
     """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, where i = j contributes 0; differentiable once.
 
-    Args:
-        similarity: float [rows, n]; that of a sample to itself is overwritten. All n rows; without the matrix form also
-            those of this process, of equally many on each: then the mean over processes is the loss.
-        positive: bool [rows, n], the y.
-        known: bool [rows, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
-        k: number of neighbors of a sample, including itself.
-        variant: definition of contextual similarity.
-        first: number of the first row.
+    The similarity [rows, n] of a sample to itself is overwritten. It has all n rows, or, without the matrix form, also
+    those of this process from `first` on, of equally many on each: then the mean over processes is the loss. `positive`
+    is y, and pairs that are not `known` contribute 0; None: all are known, and y is symmetric.
     """
     similarity.diagonal(first).fill_(1.0)
     if variant.correct_gradient:
@@ -164,16 +148,11 @@ class _DenseLoss(torch.autograd.Function):
     def forward(
         ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
     ) -> Tensor:
-        near, close = (
-            DenseMatrix(neighbors.to(similarity.dtype)) for neighbors in are_neighbors(similarity, k, variant.epsilon)
-        )
-        contextual = ContextualSimilarity(Neighborhoods(near, close), variant)
-        error = DenseMatrix(error_of(contextual.w().values, positive, known))
-        value = error.sum_of_squares() / len(positive) ** 2
-        if ctx.needs_input_grad[0]:
-            grad_w = (error + error.T).half() if variant.expansion and known is not None else error
-            gradient = gradient_of(contextual, grad_w).values
-            ctx.save_for_backward(gradient.mul_(4 * variant.alpha / len(positive) ** 2))
+        found = (DenseMatrix(each.to(similarity.dtype)) for each in are_neighbors(similarity, k, variant.epsilon))
+        needs_gradient = ctx.needs_input_grad[0]
+        value, gradient = _value_and_gradient(Neighborhoods(*found), positive, known, variant, needs_gradient)
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
         return value
 
     @staticmethod
@@ -183,14 +162,27 @@ class _DenseLoss(torch.autograd.Function):
         return gradient * upstream, None, None, None, None
 
 
-def gradient_of(contextual: ContextualSimilarity[D], grad_w: D) -> D:
-    """The gradient with respect to the similarities, without its factor."""
-    gradient = contextual.gradient(grad_w)
+def _value_and_gradient(
+    neighborhoods: Neighborhoods[D],
+    positive: Tensor,
+    known: Tensor | None,
+    variant: Variant,
+    needs_gradient: bool,
+    first: int = 0,
+) -> tuple[Tensor, Tensor | None]:
+    """Eq. (5), and its gradient with respect to the similarities of the rows from `first` on."""
+    contextual = ContextualSimilarity(neighborhoods, variant)
+    del neighborhoods  # they may be large, and are not needed to the end
+    error = type(contextual.near)(error_of(contextual.w().values, positive, known, first))
+    value = error.sum_of_squares() / contextual.n**2
+    if not needs_gradient:
+        return value, None
+    gradient = contextual.gradient((error + error.T).half() if variant.expansion and known is not None else error)
     total = gradient.entries
     if gradient.grad_common is not None and gradient.grad_rows is not None:
         total.add_product_(gradient.grad_common, contextual.near)
         total.values.add_(total.own(gradient.grad_rows))
-    return total
+    return value, total.values.mul_(4 * variant.alpha / contextual.n**2)
 
 
 class _CorrectGradient(torch.autograd.Function):
@@ -213,14 +205,9 @@ class _CorrectGradient(torch.autograd.Function):
 
 
 class RowBlocks(DenseMatrix):
-    """A matrix [n, n] of which each process holds some rows.
+    """A matrix [n, n] of which each process holds some rows, as values or as those of its transpose.
 
     All processes must call the same operations. The transpose is exchanged only where its own rows are needed.
-
-    Args:
-        values: float [rows, n], the rows of this process; None: those of `transposed`, transposed.
-        is_binary: whether all entries are 0 or 1.
-        transposed: the transpose, in place of values.
     """
 
     def __init__(self, values: Tensor | None, is_binary: bool = False, transposed: Self | None = None) -> None:
@@ -291,33 +278,24 @@ def _message_type(matrix: RowBlocks) -> torch.dtype:
 
 
 def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
-    """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, on all processes together; differentiable once.
+    """Eq. (5) as in :func:`dense_loss`, with steps and products, on all processes together; differentiable once.
 
-    The gradient of a process is that of its rows, times the number of processes, so that the mean over processes is
-    that of the whole.
-
-    Args:
-        vectors: float [n, d], L2-normalized, the same on all processes.
-        positive: bool [rows, n], the y of the rows of this process.
-        known: bool [rows, n], pairs whose y is known; others contribute 0. None: all, and y is symmetric.
-        k: number of neighbors of a sample, including itself.
-        variant: definition of contextual similarity, with steps and products.
+    All have the same unit vectors [n, d], and the pairs [rows, n] of their own rows. The gradient of a process is that
+    of its rows, times the number of processes, so that the mean over processes is that of the whole.
     """
 
     def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
         span = distributed.own_rows(len(vectors))
-        contextual = ContextualSimilarity(_neighborhoods(vectors, span, k, variant.epsilon), variant)
-        error = RowBlocks(error_of(contextual.w().values, positive, known, span.start))
-        value = error.sum_of_squares() / len(vectors) ** 2
-        if not needs_gradient:
+        value, gradient = _value_and_gradient(
+            _neighborhoods(vectors, span, k, variant.epsilon), positive, known, variant, needs_gradient, span.start
+        )
+        if gradient is None:
             return value, None
-        grad_w = (error + error.T).half() if variant.expansion and known is not None else error
-        gradient = gradient_of(contextual, grad_w).values
         gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
         if variant.correct_gradient:
             negative = ~positive if known is None else known & ~positive
             gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)
-        gradient *= 4 * variant.alpha / len(vectors) ** 2 * distributed.world_size()
+        gradient *= distributed.world_size()
         total = gradient.T @ vectors[span]
         total[span] += gradient @ vectors
         return value, total

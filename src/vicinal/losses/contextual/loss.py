@@ -27,10 +27,8 @@ from vicinal.utils import distributed
 from vicinal.utils.arguments import MAX_INTEGER, check_choice, check_nonnegative, check_positive, is_integer, shown
 from vicinal.utils.errors import InputError
 
-MIN_SPARSE_SAMPLES = 256
-"""Number of samples up to which dense matrices are faster however small the neighborhoods are."""
-MAX_DENSITY = 1 / 40
-"""Fraction of all samples, as neighbors or as a class, from which on dense matrices are faster."""
+MIN_SPARSE_SAMPLES = 256  # number of samples up to which dense matrices are faster however small the neighborhoods are
+MAX_DENSITY = 1 / 40  # fraction of all samples, as neighbors or as a class, from which on dense matrices are faster
 
 
 class ContextualLoss(Loss):
@@ -189,16 +187,12 @@ class ContextualLoss(Loss):
 
     def _may_be_sparse(self, source: PairSource) -> bool:
         # On a GPU products of dense matrices are fast, and the search for neighbors would synchronize with it.
-        if not _is_plain(source) or not self.variant.has_matrix_form or self.variant.correct_gradient:
+        is_plain = type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
+        if not is_plain or not self.variant.has_matrix_form or self.variant.correct_gradient:
             return False
         if len(source) <= MIN_SPARSE_SAMPLES:
             return False
         return float(_class_sizes(source).square().sum()) <= MAX_DENSITY * len(source) ** 2
-
-
-def _is_plain(source: PairSource) -> bool:
-    """Whether similarities are those of vectors on the CPU, and positive pairs those of equal labels."""
-    return type(source) is PairSource and source.is_by_label and can_read_values(source.anchors)
 
 
 def _positive_and_known(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:

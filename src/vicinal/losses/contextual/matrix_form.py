@@ -28,13 +28,9 @@ from vicinal.losses.contextual.variants import Variant
 
 
 class Matrix(Protocol):
-    """A matrix [n, n] of a float type. Vectors are tensors [n] of the same type.
+    """A matrix [n, n] of a float type. Vectors are tensors [n] of the same type."""
 
-    Attributes:
-        is_sparse: whether it holds only its entries that are not 0.
-    """
-
-    is_sparse: ClassVar[bool]
+    is_sparse: ClassVar[bool]  # whether it holds only its entries that are not 0
 
     def __add__(self, other: Self) -> Self: ...
     def __sub__(self, other: Self) -> Self: ...
@@ -78,15 +74,10 @@ M = TypeVar("M", bound=Matrix)
 
 @dataclass(frozen=True)
 class Neighborhoods(Generic[M]):
-    """Neighborhoods as matrices [n, n] with a one for each neighbor.
+    """Neighborhoods as matrices [n, n] with a one for each neighbor."""
 
-    Attributes:
-        near: N, for each row its k nearest, including itself, and those that are as near up to epsilon.
-        close: N', the same with k // 2.
-    """
-
-    near: M
-    close: M
+    near: M  # N, for each row its k nearest, including itself, and those as near up to epsilon
+    close: M  # N', the same with k // 2
 
 
 @dataclass(frozen=True)
@@ -99,12 +90,7 @@ class Gradient(Generic[M]):
 
 
 class ContextualSimilarity(Generic[M]):
-    """Contextual similarity with products of memberships, and its gradient with respect to them.
-
-    Args:
-        neighborhoods: of all samples.
-        variant: definition of contextual similarity.
-    """
+    """Contextual similarity with products of memberships, and its gradient with respect to them."""
 
     def __init__(self, neighborhoods: Neighborhoods[M], variant: Variant) -> None:
         self.near, self.close = neighborhoods.near, neighborhoods.close

@@ -16,8 +16,7 @@ from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack
 from vicinal.utils import distributed
 from vicinal.utils.devices import default_tile_rows
 
-MAX_TERMS = 2**20
-"""Number of terms of a product of sparse matrices that are computed at a time: about 10 MB."""
+MAX_TERMS = 2**20  # number of terms of a product of sparse matrices that are computed at a time: about 10 MB
 
 Found = tuple[Tensor, Tensor]
 NOTHING: Found = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
@@ -25,18 +24,9 @@ NOTHING: Found = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=tor
 
 @dataclass(frozen=True)
 class SparseMatrix:
-    """A matrix with few entries, on the CPU.
+    """A matrix with few entries, on the CPU."""
 
-    Attributes:
-        csr: a scipy.sparse.csr_array, of type Any because its stubs lack most methods.
-
-    Example:
-        >>> matrix = SparseMatrix.from_indices(torch.tensor([[0, 1], [1, 0], [1, 1]]), n=2, dtype=torch.float32)
-        >>> (matrix @ matrix).row_sums()
-        tensor([2., 3.])
-    """
-
-    csr: Any
+    csr: Any  # a scipy.sparse.csr_array, whose stubs lack most methods
 
     is_sparse: ClassVar[bool] = True
 
@@ -101,7 +91,6 @@ class SparseMatrix:
         return torch.linalg.vector_norm(torch.from_numpy(self.csr.data)).square()
 
     def without_diagonal(self) -> SparseMatrix:
-        """The matrix with zeros on the diagonal."""
         rows = self._broadcast_rows(torch.arange(self.csr.shape[0]))
         return self._with(np.where(rows == self.csr.indices, 0, self.csr.data))
 
@@ -136,17 +125,10 @@ def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
 def find_neighborhoods(
     vectors: Tensor, k: int, epsilon: float, max_neighbors: float, is_divided: bool = False
 ) -> Neighborhoods[SparseMatrix] | None:
-    """Find the neighborhoods of unit vectors [n, d], tile by tile.
+    """Find the neighborhoods of unit vectors [n, d], tile by tile; None if those of a tile have too many neighbors on
+    average.
 
-    Args:
-        vectors: float [n, d].
-        k: number of neighbors, including the sample itself.
-        epsilon: by how much larger a squared distance may be than the k-th.
-        max_neighbors: as below.
-        is_divided: whether the processes, which hold the same vectors, each search for a part of them.
-
-    Returns:
-        The neighborhoods; None if the mean number of neighbors of the rows of a tile exceeds `max_neighbors`.
+    `is_divided`: the processes, which hold the same vectors, each search for a part of them.
     """
     n = len(vectors)
     span = distributed.own_rows(n) if is_divided else slice(0, n)
@@ -169,11 +151,10 @@ def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> N
 
 
 class NeighborSearch:
-    """A search for neighbors in the similarities of all samples, tile by tile; for the arguments see above.
+    """A search for neighbors in the similarities of all samples, tile by tile.
 
-    Attributes:
-        found: of each tile row and column of the neighbors, int64 [m, 2], and whether it is a close one, bool [m]; None
-            once there were too many.
+    `found` has of each tile row and column of the neighbors, int64 [m, 2], and which are close ones, bool [m]; None:
+    there were too many.
     """
 
     def __init__(self, k: int, epsilon: float, max_neighbors: float) -> None:

@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.utils import distributed
 
-MAX_DIFFERENCES = 2**26
-"""Number of differences of two memberships that are held at a time."""
+MAX_DIFFERENCES = 2**26  # number of differences of two memberships that are held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +42,7 @@ class Variant:
 
 
 def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
-    """Eq. (1) to (4): `w`, float [rows, n].
-
-    Args:
-        similarity: float [rows, n], to all samples; to a sample itself it is 1.
-        k: number of neighbors of a sample, including itself.
-        variant: the definition.
-        span: the rows of this process, equally many on each.
-    """
+    """Eq. (1) to (4): `w` [rows, n] of the rows of this process, equally many on each; to itself a similarity is 1."""
     kth_near, kth_close = similarity_of_kth(similarity, k)
     near, far = _neighborhood(similarity, kth_near, variant)
     w1 = _and(near, _agreement(near, far, variant), variant) if variant.intersection else near
@@ -58,24 +50,13 @@ def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: sl
 
 
 def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The similarity of each row to its k-th nearest, including the row's own sample, and to its k // 2-th, [rows, 1]
-    each.
-    """
+    """The similarity of each row to its k-th nearest, its own sample included, and to its k // 2-th, [rows, 1] each."""
     nearest = similarity.detach().topk(k, dim=1).values.clamp_max_(1.0)
     return nearest[:, k - 1 :], nearest[:, k // 2 - 1 : k // 2]
 
 
 def are_neighbors(similarity: Tensor, k: int, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Which columns are among the k nearest of their row, or as near up to epsilon, and among its k // 2 nearest.
-
-    Args:
-        similarity: float [rows, n], to all samples; to a sample itself it is 1.
-        k: number of neighbors, including the row's own sample.
-        epsilon: by how much larger a squared distance may be.
-
-    Returns:
-        bool [rows, n] each.
-    """
+    """Which columns are among the k nearest of their row, or as near up to epsilon, and which among its k // 2."""
     near, close = (similarity >= kth - slack(epsilon, kth.dtype) for kth in similarity_of_kth(similarity, k))
     return near, close
 
@@ -158,15 +139,7 @@ class _Step(torch.autograd.Function):
 def with_gradient(function: Callable[[Tensor, bool], tuple[Tensor, Tensor | None]], x: Tensor) -> Tensor:
     """The value of a function of one tensor; differentiable once, whatever autocast is in the backward pass.
 
-    Args:
-        function: computes, from `x` detached, its value and, if the second argument says so, its gradient.
-        x: float, any shape.
-
-    Example:
-        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> with_gradient(lambda x, needs_gradient: (x.square().sum(), 2 * x if needs_gradient else None), x).backward()
-        >>> x.grad
-        tensor([2., 4.])
+    The function computes, from `x` detached, its value and, if the second argument says so, its gradient.
     """
     return _WithGradient.apply(function, x)
 

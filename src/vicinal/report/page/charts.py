@@ -42,24 +42,14 @@ STYLE = {
 
 
 class Line(NamedTuple):
-    """A line of a chart.
-
-    Attributes:
-        name: for the legend.
-        x: float64 [points].
-        y: float64 [points].
-        faint: whether it is pale and not in the legend.
-        kept: the x of a point that is marked by a ring, and by an upright line over the whole chart.
-        color: the number of its color and dashes; None: those that no other line has.
-        thin: whether it is thinner than others.
-    """
+    """A line of a chart."""
 
     name: str
     x: Doubles
     y: Doubles
-    faint: bool = False
-    kept: float | None = None
-    color: int | None = None
+    faint: bool = False  # pale and not in the legend
+    kept: float | None = None  # the x of a point that is marked by a ring and an upright line
+    color: int | None = None  # the number of its color and dashes; None: those that no other line has
     thin: bool = False
 
 
@@ -73,12 +63,7 @@ def style() -> Iterator[None]:
 
 
 def svg(figure: Figure, description: str) -> Markup:
-    """A figure that was drawn in :func:`style`, as an element of the page.
-
-    Args:
-        figure: the figure.
-        description: of the chart, for screen readers.
-    """
+    """A figure that was drawn in :func:`style`, as an element of the page, with a description for screen readers."""
     import matplotlib
 
     file = StringIO()
@@ -108,14 +93,7 @@ def thinned(x: Doubles, y: Doubles, max_points: int = MAX_POINTS) -> tuple[Doubl
 
 
 def line_chart(lines: Sequence[Line], x_name: str, y_name: str, description: str) -> Markup | None:
-    """Lines over common axes; None if no point is finite.
-
-    Args:
-        lines: what to draw.
-        x_name: the name of the x axis.
-        y_name: the name of the y axis.
-        description: of the chart, for screen readers.
-    """
+    """Lines over common axes; None if no point is finite."""
     drawn = [line._replace(x=np.clip(x, -MAX_VALUE, MAX_VALUE), y=np.clip(y, -MAX_VALUE, MAX_VALUE))
              for line in lines for x, y in [thinned(line.x, line.y)] if len(x)]  # fmt: skip
     if not drawn:
@@ -136,12 +114,7 @@ def histogram_chart(
 ) -> Markup:
     """Histograms over the same bins, one in front of the other; all but the first have dashed outlines.
 
-    Args:
-        edges: float64 [bins + 1].
-        groups: name -> height of each bin, float64 [bins].
-        x_name: the name of the x axis.
-        y_name: the name of the y axis.
-        description: of the chart, for screen readers.
+    `edges` is float64 [bins + 1], and each group has the heights of the bins, float64 [bins].
     """
     from matplotlib.colors import to_rgba
     from matplotlib.ticker import MaxNLocator
@@ -164,12 +137,7 @@ def histogram_chart(
 def bins_table(caption: str, x_name: str, edges: Doubles, groups: Mapping[str, Doubles], form: str) -> Markup:
     """The numbers of a histogram as a table, without empty bins.
 
-    Args:
-        caption: the text above it.
-        x_name: the name of the column of bins.
-        edges: float64 [bins + 1].
-        groups: name -> height of each bin, float64 [bins].
-        form: the format of the edges, such as `.2f`; `g` for bins of integers, which are named by their first and last.
+    `form` is the format of the edges, such as `.2f`; `g` for bins of integers, which are named by their first and last.
     """
     last = 1 if form == "g" else 0
     lines = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,7 @@ from vicinal.utils.files import write_bytes
 
 
 class ReviewFrames(ImageFrames):
-    """Frames of images that are decided about.
-
-    Attributes:
-        rows: the rows of the images by their numbers.
-    """
+    """Frames of images that are decided about, whose rows are kept by their numbers."""
 
     def __init__(self, thumbnails: Thumbnails, table: Table) -> None:
         super().__init__(thumbnails, table)
@@ -95,8 +91,8 @@ def write_cleaning_page(
             duplicates_section(frames, findings, "exact_duplicate"),
             duplicates_section(frames, findings, "near_duplicate"),
         ],
-        "Labels": [label_errors_section(frames, findings), class_sizes_section(findings)],
-        "Images": [outliers_section(frames, findings), measured_section(frames, findings, "uninformative")],
+        "Labels": [neighbors_section(frames, findings, "label_error"), class_sizes_section(findings)],
+        "Images": [neighbors_section(frames, findings, "outlier"), measured_section(frames, findings, "uninformative")],
         "Structure": [clusters_section(frames, findings)],
     }
     present = [part for parts in found.values() for part in parts if part is not None]
@@ -210,18 +206,15 @@ def overview_section(findings: Findings, sections: Sequence[Section]) -> Section
 
 def measured_section(frames: ImageFrames, findings: Findings, name: str) -> Section | None:
     """A gallery of images, each with the number for which it was found."""
-    measures: dict[str, tuple[pd.DataFrame, Callable[[Any], tuple[str, str]]]] = {
-        "broken": (findings.broken, lambda each: ("broken", "cannot be read")),
-        "uninformative": (
-            findings.uninformative,
-            lambda each: (f"{each.entropy:.2f} bits", f"entropy {each.entropy:.2f}"),
-        ),
-    }
-    frame, describe = measures[name]
+    frame = findings.broken if name == "broken" else findings.uninformative
     if frame.empty:
         return None
-    shown = frame.head(MAX_IMAGES)
-    images = [frames.frame(int(each.row), "plain", *describe(each)) for each in shown.itertuples()]
+    images = []
+    for each in frame.head(MAX_IMAGES).itertuples():
+        words = "broken", "cannot be read"
+        if name == "uninformative":
+            words = f"{each.entropy:.2f} bits", f"entropy {each.entropy:.2f}"
+        images.append(frames.frame(int(each.row), "plain", *words))
     entries = [entry("", frame_list(images))]
     return _section(name, len(frame), "image", entries, _errors(findings) if name == "broken" else None)
 
@@ -245,32 +238,21 @@ def duplicates_section(frames: ImageFrames, findings: Findings, name: str) -> Se
     return _section(name, number, "group", entries, None, ", ".join(extra), side_by_side=True)
 
 
-def label_errors_section(frames: ImageFrames, findings: Findings) -> Section | None:
-    """Each image with the suggested label and its nearest neighbors."""
-    errors = findings.label_errors
-    if errors.empty:
-        return None
-    entries = [
-        entry(
-            f"{each.label} → {each.suggested_label} · {each.self_confidence:.0%} of the votes are for its label, "
-            f"{each.probability:.0%} for the other",
-            _with_neighbors(frames, findings, int(each.row)),
-        )
-        for each in errors.head(MAX_ENTRIES).itertuples()
-    ]
-    return _section("label_error", len(errors), "image", entries, side_by_side=True)
-
-
-def outliers_section(frames: ImageFrames, findings: Findings) -> Section | None:
-    """Each outlier with its nearest neighbors."""
-    found = findings.outliers
+def neighbors_section(frames: ImageFrames, findings: Findings, name: str) -> Section | None:
+    """Each label error or outlier, with its nearest neighbors."""
+    found = findings.label_errors if name == "label_error" else findings.outliers
     if found.empty:
         return None
+    texts = {
+        "label_error": "{0.label} → {0.suggested_label} · {0.self_confidence:.0%} of the votes are for its label, "
+        "{0.probability:.0%} for the other",
+        "outlier": "outlier factor {0.outlier_factor:.1f}",
+    }
     entries = [
-        entry(f"outlier factor {each.outlier_factor:.1f}", _with_neighbors(frames, findings, int(each.row)))
+        entry(texts[name].format(each), _with_neighbors(frames, findings, int(each.row)))
         for each in found.head(MAX_ENTRIES).itertuples()
     ]
-    return _section("outlier", len(found), "image", entries, side_by_side=True)
+    return _section(name, len(found), "image", entries, side_by_side=True)
 
 
 def clusters_section(frames: ImageFrames, findings: Findings) -> Section | None:

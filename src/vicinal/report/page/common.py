@@ -76,14 +76,7 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def evaluated_images(table: Table) -> Table:
-    """The rows that are queries or gallery images.
-
-    Example:
-        >>> import pandas as pd
-        >>> sides = {"is_query": [True, False, False], "is_gallery": [False, True, False]}
-        >>> len(evaluated_images(Table(pd.DataFrame({"label": ["cat", "cat", "dog"], **sides}))))
-        2
-    """
+    """The rows that are queries or gallery images."""
     return table.take(np.union1d(*query_gallery_rows(table)))
 
 
@@ -144,22 +137,18 @@ def similarities_section(similarities: PairSimilarities) -> Section | None:
 
 def similarities_figure(similarities: PairSimilarities) -> Markup | None:
     """The histograms, with means and overlap in the caption; None if there are no pairs of a kind."""
-    if not len(similarities.positive) or not len(similarities.negative):
+    positive, negative = similarities.positive, similarities.negative
+    if not len(positive) or not len(negative):
         return None
     histogram = similarities.histogram()
     groups = {"of one class": 100 * histogram.positive, "of two classes": 100 * histogram.negative}
     x_name, y_name = "cosine similarity", "% of the pairs"
-    text = _overlap_text(similarities, histogram.overlap)
+    text = (
+        f"{len(positive):,} pairs of one class (mean {positive.mean():.3f}) and {len(negative):,} of two "
+        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(histogram.overlap)}."
+    )
     numbers = bins_table("% of the pairs, by similarity", x_name, histogram.edges, groups, ".3f")
     return figure(histogram_chart(histogram.edges, groups, x_name, y_name, text), text, numbers)
-
-
-def _overlap_text(similarities: PairSimilarities, overlap: float) -> str:
-    positive, negative = similarities.positive, similarities.negative
-    return (
-        f"{len(positive):,} pairs of one class (mean {positive.mean():.3f}) and {len(negative):,} of two "
-        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(overlap)}."
-    )
 
 
 MAX_HUBS = 12

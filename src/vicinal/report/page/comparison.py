@@ -210,10 +210,6 @@ def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: Result
     """Every metric that all sets have; below each value its interval.
 
     Sets with other queries or another gallery than the first have no differences to it, and then no value is the best.
-
-    Args:
-        sets: name -> set to compare.
-        results: the metrics of all sets, with intervals of values and differences where they are known.
     """
     first, *others = sets
     reasons = {name: apart(sets[first], sets[name]) for name in others}
@@ -238,14 +234,13 @@ def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: Result
     has_intervals = any(each["low"].notna().any() for each in rows.values())
     has_tested = any(rows[name]["difference_low"].notna().any() for name in alike)
     if has_intervals or has_tested:
-        remarks += _few_classes(sets)
+        fewest = min(count_query_classes(each.evaluation, each.table) for each in sets.values())
+        remarks = [_intervals_remark(results, has_tested, rows.values()), *remarks, few_classes(fewest) or ""]
     lead = "In percentage points, beside the means over the queries" if alike else "Means over the queries"
     lead += f"; {BEST} marks the best of each line." if starred else "."
-    if has_intervals or has_tested:
-        remarks.insert(0, _intervals_remark(results, has_tested, rows.values()))
     rest = fold("Further metrics", table("Further metrics", columns, further, numbers)) if further else None
     main = element("div", main, class_="headlines")
-    return section("metrics", "Differences", lead, main, *map(note, remarks), rest)
+    return section("metrics", "Differences", lead, main, *map(note, filter(None, remarks)), rest)
 
 
 def _intervals_remark(results: ResultsTable, has_tested: bool, rows: Iterable[pd.DataFrame]) -> str:
@@ -282,11 +277,6 @@ def _images(images: Table, rows: Integers, by_name: bool) -> list[tuple[str, str
     labels = images.frame["label"].astype(str).tolist()
     names = [PurePath(path).name for path in images.paths] if by_name else [str(row) for row in range(len(images))]
     return sorted((names[row], labels[row]) for row in rows.tolist())
-
-
-def _few_classes(sets: Mapping[str, EvaluatedEmbeddings]) -> list[str]:
-    fewest = min(count_query_classes(each.evaluation, each.table) for each in sets.values())
-    return [remark] if (remark := few_classes(fewest)) else []
 
 
 def _values(rows: list[pd.Series], starred: bool) -> list[Markup]:
@@ -326,7 +316,11 @@ def changes_section(
     """Queries that got better or worse than in the first set, each with its neighbors in both sets."""
     metric = query_metric(next(iter(sets.values())).evaluation)
     before, *others = (_Side(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
-    changes = [_changes(before, after) for after in others]
+    changes = [
+        query_changes(before.evaluated.evaluation, before.evaluated.table, after.evaluated.evaluation,
+                      after.evaluated.table)
+        for after in others
+    ]  # fmt: skip
     if len(others) == 1:
         lead, parts = f"{_changes_text(changes[0], metric)} {CHANGES_LEAD}", _lists(changes[0], before, others[0], "h3")
     else:
@@ -348,11 +342,6 @@ class _Side(NamedTuple):
         """A query's score in this set, and its nearest images."""
         text = f"{self.name} · {self.metric} {percent(score)}"
         return joined([element("p", text, class_="of"), self.frames.ranking(self.neighbors, row)])
-
-
-def _changes(before: _Side, after: _Side) -> pd.DataFrame:
-    first, second = before.evaluated, after.evaluated
-    return query_changes(first.evaluation, first.table, second.evaluation, second.table)
 
 
 def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:

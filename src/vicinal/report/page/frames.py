@@ -28,16 +28,10 @@ MAX_LABEL_LENGTH = 36  # characters below an image
 
 
 class ImageFrames:
-    """Makes the frames of the images of one table.
+    """Makes the frames of the images of one table, with labels, paths or both.
 
-    Attributes:
-        score: the name of the number of a neighbor.
-        numbers: what these numbers are.
-
-    Args:
-        thumbnails: collects the images.
-        table: with labels, paths or both. Without labels the names of files are in their place, and no frame says
-            whether a neighbor is right; without paths a frame shows the row's number in place of an image.
+    Without labels the names of files are in their place, and no frame says whether a neighbor is right; without paths a
+    frame shows the row's number in place of an image.
     """
 
     score, numbers = "similarity", "cosine similarity"
@@ -47,13 +41,10 @@ class ImageFrames:
         self.labels = thumbnails.labels(table)
 
     def frame(self, row: int, kind: str, mark: str, text: str) -> Markup:
-        """An image in its frame, as an item of a list.
+        """An image in its frame, as an item of a list, with a few characters, the mark, below it.
 
-        Args:
-            row: of the table.
-            kind: "query", "match", "mismatch" or "plain", the color of the frame.
-            mark: a few characters below the image.
-            text: describes the image to screen readers, and beside the enlarged image.
+        The kind, "query", "match", "mismatch" or "plain", is the color of the frame; the text describes the image to
+        screen readers, and beside the enlarged image.
         """
         number = self.thumbnails.number(self.table, row)
         parts = [
@@ -83,7 +74,6 @@ class ImageFrames:
         return {}
 
     def query(self, row: int) -> Markup:
-        """The frame of a query."""
         return self.frame(row, "query", "query", "query")
 
     def neighbor(self, query: int, row: int, rank: int, similarity: float) -> Markup:
@@ -166,13 +156,7 @@ NUM_THREADS = 4
 
 
 def image_labels(table: Table) -> list[str]:
-    """The caption of each image: its label, or without labels the name of its file or the number of its row.
-
-    Example:
-        >>> import pandas as pd
-        >>> image_labels(Table(pd.DataFrame({"path": ["/photos/a.png"]})))
-        ['a.png']
-    """
+    """The caption of each image: its label, or without labels the name of its file or the number of its row."""
     if table.has("label"):
         return [str(label) for label in table.frame["label"]]
     if table.has("path"):
@@ -193,9 +177,6 @@ class Thumbnails:
 
     Two images are the same if their paths and boxes are equal; without paths, if they are the same row of the same
     table.
-
-    Attributes:
-        num_unreadable: the images that could not be read when they were encoded.
     """
 
     def __init__(self) -> None:
@@ -236,9 +217,8 @@ class Thumbnails:
     def encoded(self) -> list[dict[str, Any]]:
         """Encode all images, smaller until they fit in :data:`MAX_BYTES`.
 
-        Returns:
-            For each image its `label`, its `file` (the path within the folder that all images are in) and `src` (WebP
-            in base 64, or None without a readable image).
+        Each has its `label`, its `file` (the path within the folder that all images are in) and `src` (WebP in base 64,
+        or None without a readable image).
         """
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             thumbnails = list(pool.map(self._read, range(len(self))))
@@ -261,15 +241,11 @@ class Thumbnails:
         return [f"{counted(count, 'image')} could not be read, and the page has frames in their place"] if count else []
 
     def _read(self, number: int) -> Image.Image | None:
-        path, size = self._paths[number], self._sizes[number]
-        return None if path is None else _thumbnail(path, self._boxes[number], size)
-
-
-def _thumbnail(path: str, box: Box | None, size: int) -> Image.Image | None:
-    try:
-        return thumbnail(path, box, size)
-    except InputError:
-        return None
+        path = self._paths[number]
+        try:
+            return None if path is None else thumbnail(path, self._boxes[number], self._sizes[number])
+        except InputError:
+            return None
 
 
 def _sources(pool: ThreadPoolExecutor, thumbnails: list[Image.Image | None], scale: float) -> list[str | None]:

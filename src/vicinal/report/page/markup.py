@@ -19,23 +19,12 @@ from vicinal.utils.console import counted
 
 
 def header_line(*parts: str | None) -> str:
-    """The parts that are known, in a line.
-
-    Example:
-        >>> header_line("split test", None, "3 files left out")
-        'split test · 3 files left out'
-    """
+    """The parts that are known, in a line."""
     return " · ".join(part for part in parts if part)
 
 
 def splits_text(table: Table) -> str | None:
-    """The splits of the images; None if the table has none.
-
-    Example:
-        >>> import pandas as pd
-        >>> splits_text(Table(pd.DataFrame({"label": [1, 2], "split": ["train", "test"]})))
-        'splits train, test'
-    """
+    """The splits of the images; None if the table has none."""
     if not table.has("split"):
         return None
     names = table.splits
@@ -43,12 +32,7 @@ def splits_text(table: Table) -> str | None:
 
 
 def model_text(backbone: str | None, dim: int) -> str:
-    """The backbone, if it is known, and the dimension of its embeddings.
-
-    Example:
-        >>> model_text("resnet50", 512)
-        'resnet50, 512 dimensions'
-    """
+    """The backbone, if it is known, and the dimension of its embeddings."""
     return ", ".join([*([backbone] if backbone else []), f"{dim:,} dimensions"])
 
 
@@ -124,11 +108,7 @@ def table(
 ) -> Markup:
     """A table whose first column names the rows; it scrolls sideways in a narrow window.
 
-    Args:
-        caption: the text above it.
-        columns: the column names.
-        rows: one cell per column.
-        numbers: indices of the columns that are aligned to the right.
+    `numbers` are the indices of the columns that are aligned to the right.
     """
     aligned = set(numbers)
     classes = ["number" if column in aligned else None for column in range(len(columns))]
@@ -177,13 +157,7 @@ def figure(chart: Markup, caption: object, numbers: Markup | None = None) -> Mar
 
 
 class Section(NamedTuple):
-    """A section of the page.
-
-    Attributes:
-        name: its id, to which links lead.
-        title: its heading.
-        content: what follows the heading.
-    """
+    """A section of the page; links lead to its name."""
 
     name: str
     title: str
@@ -228,15 +202,10 @@ def document(
     style: str | None = None,
     scripts: Sequence[str] = (),
 ) -> bytes:
-    """Make the file.
+    """Make the file. Sections that are None are left out, and so are groups without sections.
 
-    Args:
-        title: of the window, and the first heading.
-        summary: a line below it, which ends with the date.
-        groups: name -> sections in their order. Sections that are None are left out, and groups without sections.
-        data: of the scripts, as JSON.
-        style: the name of a style sheet of this page alone.
-        scripts: the names of scripts of this page alone.
+    Below the title is the summary, which ends with the date. `data`, as JSON, is for the scripts; `style` and `scripts`
+    are names of files of this page alone.
     """
     present = {name: [part for part in parts if part is not None] for name, parts in groups.items()}
     whole = render(

@@ -37,13 +37,7 @@ RELEVANT = {"mAP": "average precision of the whole ranking: precision at each re
 
 
 def metrics_section(results: ResultsTable, num_classes: int, method: str | None = None) -> Section:
-    """The headlines as cards, then every metric.
-
-    Args:
-        results: of one model.
-        num_classes: the number of classes of the queries.
-        method: by which the rankings were re-ranked.
-    """
+    """The headlines as cards, then every metric; `method` is the re-ranking, if there was one."""
     rows = results.overall()
     names = headlines(rows.index)
     has_intervals = bool(rows["low"].notna().any())
@@ -105,9 +99,9 @@ def bounds(row: Any, name: str = "") -> tuple[float, float] | None:
     return None if pd.isna(low) else (low, high)
 
 
-def interval_text(ends: tuple[float, float] | None) -> str:
-    """Both ends in percent; a dash if there are none."""
-    return "–" if ends is None else f"{100 * ends[0]:.2f} to {percent(ends[1])}"
+def interval_text(ends: tuple[float, float]) -> str:
+    """Both ends in percent."""
+    return f"{100 * ends[0]:.2f} to {percent(ends[1])}"
 
 
 def value_with_interval(row: Any) -> Markup:

@@ -31,19 +31,12 @@ LEAD = (
 
 
 class Proposal(NamedTuple):
-    """Photos that are proposed as one individual.
-
-    Attributes:
-        name: the identity, or the name of a new one.
-        is_new: whether it is new.
-        nearest: the identity of the gallery that most of the photos are nearest to.
-        rows: the photos, the least certain first where it is not new.
-    """
+    """Photos that are proposed as one individual."""
 
     name: Any
     is_new: bool
-    nearest: Any
-    rows: list[int]
+    nearest: Any  # the identity of the gallery that most of the photos are nearest to
+    rows: list[int]  # the least certain photo first where it is not new
 
 
 def write_proposals_page(
@@ -77,7 +70,9 @@ def write_proposals_page(
     if not photos.has("path"):
         raise InputError("a page shows photos, and the source has no paths")
     thumbnails = Thumbnails()
-    frames, names = ImageFrames(thumbnails, _unlabeled(photos)), relative_keys(photos, folder)
+    # Without the labels of their folders, which say nothing here, the names of the files are shown.
+    unlabeled = Table(photos.frame.drop(columns="label", errors="ignore"))
+    frames, names = ImageFrames(thumbnails, unlabeled), relative_keys(photos, folder)
     enrolled = ImageFrames(thumbnails, gallery) if gallery.has("path") else None
     every = list(_proposals(found))
     entries: dict[bool, list[Markup]] = {False: [], True: []}
@@ -158,8 +153,3 @@ def _numbers(proposals: list[Proposal]) -> Markup:
         if (part := [each for each in proposals if each.is_new == is_new])
     ]
     return table("Individuals", ["", "individuals", "photos"], rows, [1, 2])
-
-
-def _unlabeled(photos: Table) -> Table:
-    """The photos without the labels of their folders, which say nothing here; their files' names are shown."""
-    return Table(photos.frame.drop(columns="label", errors="ignore"))

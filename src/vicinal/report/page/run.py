@@ -21,16 +21,9 @@ from vicinal.utils.run_folder import LOWEST_GAIN, MAX_LOSS, TRAIN_RECALL, UPDATE
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The existing contents of a run's folder.
+    """The existing contents of a run's folder."""
 
-    Attributes:
-        recipe: the text of the recipe, in which the home folder is written `~`.
-        log: one row per logged training step.
-        metrics: one row per evaluation.
-        table: all images, of every split.
-    """
-
-    recipe: str | None = None
+    recipe: str | None = None  # in which the home folder is written ~
     log: pd.DataFrame = field(default_factory=empty_log)
     metrics: pd.DataFrame = field(default_factory=empty_log)
     table: Table | None = None
@@ -90,7 +83,10 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
     charts = [_loss_chart(runs), _recall_chart(runs)]
     if len(runs) == 1:
         run = next(iter(runs.values()))
-        charts += [_metrics_chart(run), _rates_chart(run)]
+        metrics = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
+        rates = [_line(name, run.log["step"], run.log[name]) for name in run.log.columns if name.startswith("lr")]
+        charts.append(_chart(metrics, "%", "Further metrics on the validation split."))
+        charts.append(_chart(rates, "learning rate", "Learning rates, one for each group of parameters."))
     drawn = [chart for chart in charts if chart is not None]
     if not drawn:
         return None
@@ -140,11 +136,6 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
     return _chart(lines, "%", text)
 
 
-def _metrics_chart(run: Run) -> Markup | None:
-    lines = [_metric_line(run, metric, metric) for metric in _validation_metrics(run)[1:]]
-    return _chart(lines, "%", "Further metrics on the validation split.")
-
-
 def _validation_metrics(run: Run) -> list[str]:
     others = ("step", "epoch", TRAIN_RECALL, LOWEST_GAIN, UPDATE_FACTOR)
     return [column for column in run.metrics.columns if column not in others]
@@ -169,12 +160,6 @@ def _kept(run: Run) -> pd.Series | None:
         return run.metrics[passed].loc[lambda frame: frame[metric].idxmax()]
     except (yaml.YAMLError, LookupError, TypeError, ValueError):  # the folder of another program, or half a run
         return None
-
-
-def _rates_chart(run: Run) -> Markup | None:
-    rates = [column for column in run.log.columns if column.startswith("lr")]
-    lines = [_line(name, run.log["step"], run.log[name]) for name in rates]
-    return _chart(lines, "learning rate", "Learning rates, one for each group of parameters.")
 
 
 def _line(name: str, steps: pd.Series, values: pd.Series, faint: bool = False, kept: float | None = None) -> Line:

@@ -36,15 +36,7 @@ from vicinal.report.page.common import (
     statistics_table,
     summary,
 )
-from vicinal.report.page.frames import (
-    ImageFrames,
-    Thumbnails,
-    entry,
-    entry_list,
-    frame_list,
-    image_frames,
-    key,
-)
+from vicinal.report.page.frames import ImageFrames, Thumbnails, entry, entry_list, frame_list, image_frames, key
 from vicinal.report.page.markup import (
     Markup,
     Section,

@@ -58,12 +58,7 @@ class StudyTrial:
 
 
 def shown_value(value: Any) -> str:
-    """A value of a setting, with four digits at most of a number.
-
-    Example:
-        >>> shown_value(0.000123456), shown_value([25, 50]), shown_value("sgd"), shown_value(None)
-        ('0.0001235', '[25, 50]', 'sgd', 'null')
-    """
+    """A value of a setting, with four digits at most of a number."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)
@@ -121,9 +116,13 @@ def write_study_page(
         ],
         "Details": [_trials_section(trials, metric, best), _recipe_section(recipe)],
     }
+    write_bytes(path, document(without_home(title), states_text(trials), groups, {"map": None, "images": []}))
+
+
+def states_text(trials: Sequence[StudyTrial]) -> str:
+    """The number of trials, and of those in each state."""
     counts = [f"{number} {state}" for state in STATES if (number := sum(each.state == state for each in trials))]
-    summary = f"{len(trials)} trials: {', '.join(counts)}"
-    write_bytes(path, document(without_home(title), summary, groups, {"map": None, "images": []}))
+    return f"{len(trials)} trials: {', '.join(counts)}"
 
 
 def _best_section(best: StudyTrial | None, metric: str) -> Section | None:

@@ -24,60 +24,40 @@ Bits = npt.NDArray[np.uint8]
 
 
 class BinaryEngine:
-    """Vectors as bits: whether each entry is above its mean. The id of a vector is the number of those before it.
+    """Vectors as bits: whether each entry is above its mean, of the vectors that the engine was created for.
 
     Every query is compared with all vectors. A score is 1 - 2 x the fraction of bits that differ, which grows with the
     cosine similarity.
-
-    Args:
-        means: float32 [dim], of the vectors that it was created for.
-        bits: uint8 [n, dim / 8, rounded up].
-
-    Example:
-        >>> vectors = UnitVectors(np.eye(3), "vector")
-        >>> engine = BinaryEngine.create(vectors)
-        >>> engine.add(vectors)
-        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3))
-        Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
     """
 
     kind: ClassVar[Kind] = "binary"
 
     def __init__(self, means: Floats, bits: Bits) -> None:
-        self._means = means
+        self._means, self.dim = means, len(means)
         self._faiss = faiss.IndexBinaryFlat(8 * bits.shape[1])
         self._faiss.add(bits)
 
     @classmethod
     def create(cls, vectors: UnitVectors) -> BinaryEngine:
-        """Return an empty engine for these vectors."""
         rows = np.linspace(0, len(vectors) - 1, min(len(vectors), SQ8_SAMPLE)).astype(np.int64)
         means = vectors.take(rows).mean(dim=0).cpu().numpy()
         return cls(means, np.empty((0, -(-vectors.dim // 8)), np.uint8))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> BinaryEngine:
-        """Read what :meth:`to_bytes` returned."""
         start = struct.calcsize(HEADER)
         _, count, dim = struct.unpack(HEADER, data[:start])
         means = np.frombuffer(data, "<f4", count=dim, offset=start)
         return cls(means.copy(), np.frombuffer(data, np.uint8, offset=start + 4 * dim).reshape(count, -(-dim // 8)))
 
     def to_bytes(self) -> bytes:
-        """Return the engine with its bits, for a file."""
         header = struct.pack(HEADER, MAGIC, len(self), self.dim)
         return header + self._means.astype("<f4").tobytes() + faiss.vector_to_array(self._faiss.xb).tobytes()
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return len(self._means)
 
     def __len__(self) -> int:
         return int(self._faiss.ntotal)
 
     def add(self, vectors: UnitVectors) -> None:
-        """Add vectors, [n, dim]."""
         for start in range(0, len(vectors), BLOCK_ROWS):
             self._faiss.add(self._bits(vectors, start))
 

@@ -64,21 +64,7 @@ BEGIN DELETE FROM local_features WHERE id = old.id; END
 
 
 class Database:
-    """The database of an index, for any number of threads and processes.
-
-    Args:
-        folder: of the index; None: in memory.
-        timeout: seconds to wait while another process writes.
-
-    Example:
-        >>> database = Database(None)
-        >>> with database.transaction():
-        ...     database.create()
-        ...     kinds = database.set_columns({"price": ColumnKind("integer")})
-        ...     database.insert(np.array([4, 7]), {"price": [3, None]})
-        >>> list(database.rows(database.columns(), "id = 7"))
-        [(7, None)]
-    """
+    """The database of an index, for any number of threads and processes; without a folder it is in memory."""
 
     def __init__(self, folder: Path | None, timeout: float = TIMEOUT) -> None:
         self.folder, self.timeout = folder, timeout
@@ -92,11 +78,7 @@ class Database:
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether a folder holds an index.
-
-        Raises:
-            InputError: its database is damaged.
-        """
+        """Whether a folder holds an index."""
         if not (folder / FILE).exists():
             return False
         database = Database(folder)
@@ -158,12 +140,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A block that changes the database: all of it is durable afterwards, or none if it fails.
-
-        Raises:
-            InputError: another process still writes after `timeout` seconds, or the database is damaged.
-            OSError: the disk is full, or the database cannot be written.
-        """
+        """A block that changes the database: all of it is durable afterwards, or none if it fails."""
         with self.lock, self._errors():
             connection = self._shared or self._taken()
             self._begin(connection)
@@ -194,7 +171,6 @@ class Database:
         raise self.still_written() from None
 
     def still_written(self) -> InputError:
-        """The error of waiting for too long."""
         return InputError(
             f"cannot write the index {self.folder}: another process has been doing so for {self.timeout:g} s; try "
             "again later, or wait longer with a larger timeout"
@@ -241,26 +217,15 @@ class Database:
                 connection.execute(statement)
 
     def copied(self) -> Database:
-        """A copy in memory."""
         other = Database(None)
-        with self.reading() as connection:
-            connection.backup(other._shared_connection)
+        with other.reading() as copy, self.reading() as connection:
+            connection.backup(copy)
         return other
 
     def write_to(self, folder: Path, timeout: float, may_replace: Callable[[], bool] = lambda: True) -> bool:
-        """Copy a database in memory to a folder, in place of the old one, in one step.
+        """Copy a database in memory to a folder, in place of the old one, in one step; returns whether it was allowed.
 
-        Args:
-            folder: of the index.
-            timeout: seconds to wait while another process writes it.
-            may_replace: whether all that the database names is there, asked when nobody else can write any more.
-
-        Returns:
-            Whether it was allowed; otherwise the old one stays.
-
-        Raises:
-            InputError: another process still writes it after `timeout` seconds.
-            OSError: it cannot be written; the old one stays.
+        `may_replace` is asked when nobody else can write any more: whether all that the database names is there.
         """
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 
@@ -272,18 +237,13 @@ class Database:
                 raise _RefusedError
 
         try:
-            with target.reading() as connection:  # after the first pages it is locked
-                self._shared_connection.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
+            with self.reading() as own, target.reading() as connection:  # after the first pages it is locked
+                own.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
         except _RefusedError:
             return False
         finally:
             target.close()
         return True
-
-    @property
-    def _shared_connection(self) -> sqlite3.Connection:
-        assert self._shared is not None
-        return self._shared
 
     def revision(self) -> str:
         """A text that differs after every transaction of any process."""
@@ -292,11 +252,7 @@ class Database:
             return str(json.loads(found[0]))
 
     def settings(self) -> dict[str, Any]:
-        """All settings by their names.
-
-        Raises:
-            InputError: they are of another version.
-        """
+        """All settings by their names."""
         with self.reading() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version != VERSION:
@@ -321,11 +277,7 @@ class Database:
             return {name: (key, ColumnKind(kind, bool(is_numeric))) for name, key, kind, is_numeric in found}
 
     def set_columns(self, new: Kinds) -> Kinds:
-        """Make room for columns of these kinds, and return the kinds of all.
-
-        Raises:
-            InputError: a column has another kind than before, or they are too many.
-        """
+        """Make room for columns of these kinds, and return the kinds of all."""
         old = self.columns()
         kinds = merged_kinds({name: kind for name, (_, kind) in old.items()}, new)
         if len(kinds) > MAX_COLUMNS:
@@ -363,7 +315,6 @@ class Database:
                 connection.execute(f"CREATE INDEX IF NOT EXISTS items_path ON items ({columns['path'][0]})")
 
     def delete(self, ids: Integers) -> None:
-        """Delete rows."""
         with self.reading() as connection:
             connection.executemany("DELETE FROM items WHERE id = ?", ((number,) for number in ids.tolist()))
 
@@ -385,15 +336,13 @@ class Database:
         with self.reading() as connection:
             return connection.execute(f"SELECT {keys} FROM items WHERE {where} ORDER BY id", parameters).fetchall()
 
-    def pages(
-        self, columns: Columns, where: str = "TRUE", parameters: Mapping[str, Any] = {}
-    ) -> Iterator[list[tuple[Any, ...]]]:
+    def pages(self, columns: Columns) -> Iterator[list[tuple[Any, ...]]]:
         """Yield rows as :meth:`rows` does, some at a time; changes meanwhile are seen."""
         keys, after = ", ".join(["id", *(key for key, _ in columns.values())]), -1
-        query = f"SELECT {keys} FROM items WHERE id > :after AND {where} ORDER BY id LIMIT {PAGE}"
+        query = f"SELECT {keys} FROM items WHERE id > ? ORDER BY id LIMIT {PAGE}"
         while True:
             with self.reading() as connection:
-                page = connection.execute(query, {"after": after, **parameters}).fetchall()
+                page = connection.execute(query, [after]).fetchall()
             if page:
                 yield page
                 after = page[-1][0]
@@ -401,7 +350,6 @@ class Database:
                 return
 
     def change_column(self, column: str, values: Mapping[int, Any]) -> None:
-        """Write a column of some ids."""
         key = self.columns()[column][0]
         with self.reading() as connection:
             rows = ((value, number) for number, value in values.items())
@@ -432,16 +380,7 @@ class Database:
             connection.execute("DELETE FROM changes")
 
     def changes(self, first: int, dim: int, table: str = "changes") -> tuple[Any, Any]:
-        """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim].
-
-        Args:
-            first: the id.
-            dim: of the vectors.
-            table: `changes`, or `previous_changes` of the generation before.
-
-        Raises:
-            InputError: a vector is not as it was written.
-        """
+        """The vectors of the changes from an id on, and the unrefined ones or None, float32 [n, dim]."""
         query = f"SELECT id, vector, unrefined, checksum FROM {table} WHERE id >= ? ORDER BY id"
         with self.reading() as connection:
             rows = connection.execute(query, [first]).fetchall()

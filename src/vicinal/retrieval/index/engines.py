@@ -27,18 +27,7 @@ MIN_CAPACITY = 256  # vectors that have room before the added ones are copied
 
 
 class HalfStore:
-    """Vectors as float16: a file that is read on demand, and later vectors in memory.
-
-    Args:
-        dim: number of dimensions.
-        stored: float16 [n, dim], such as a memory map of a file.
-
-    Example:
-        >>> store = HalfStore(2)
-        >>> store.add(UnitVectors(np.array([[3.0, 4.0], [0.0, 1.0]]), "vector"))
-        >>> len(store), store.take(np.array([1]))
-        (2, array([[0., 1.]], dtype=float32))
-    """
+    """Vectors as float16: a file that is read on demand, and later vectors in memory."""
 
     def __init__(self, dim: int, stored: Halves | None = None) -> None:
         self.dim = dim
@@ -52,7 +41,6 @@ class HalfStore:
 
     @classmethod
     def from_file(cls, file: Any, dim: int) -> HalfStore:
-        """Map an open file into memory."""
         shape = (file.seek(0, 2) // (2 * dim), dim)
         return cls(dim, np.memmap(file, np.dtype("<f2"), "r", shape=shape) if shape[0] else None)
 
@@ -60,7 +48,6 @@ class HalfStore:
         return sum(map(len, self._blocks))
 
     def add(self, vectors: UnitVectors) -> None:
-        """Add vectors, [n, dim]."""
         added = np.empty((len(vectors), self.dim), np.float16)
         for start in range(0, len(vectors), BLOCK_ROWS):
             block = vectors.block(start, min(start + BLOCK_ROWS, len(vectors)))
@@ -68,7 +55,7 @@ class HalfStore:
         self._blocks = [*self._blocks, added]
 
     def take(self, ids: Integers) -> Floats:
-        """Return the vectors of these ids, normalized, float32 [n, dim]."""
+        """The vectors of these ids, normalized, float32 [n, dim]."""
         present, positions = np.unique(ids, return_inverse=True)
         vectors = np.empty((len(present), self.dim), np.float32)
         start = 0
@@ -79,43 +66,17 @@ class HalfStore:
         return UnitVectors(vectors, "stored vector").block(0, len(vectors)).numpy()[positions]
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes of all vectors, for a file."""
         for part in self._blocks:
             for start in range(0, len(part), BLOCK_ROWS):
                 yield part[start : start + BLOCK_ROWS].astype("<f2").tobytes()
 
 
 class RescoringEngine:
-    """Codes that are searched, and the vectors themselves, with which the nearest by codes are compared.
-
-    In memory are the codes only: the vectors are read from a file.
-
-    Args:
-        codes: the engine that is searched first.
-        store: all vectors, by the ids of the codes.
-        rescore: candidates per neighbor, at least 1.
-
-    Example:
-        >>> from vicinal.retrieval.index.binary_engine import BinaryEngine
-        >>> vectors = UnitVectors(np.eye(3), "vector")
-        >>> engine = RescoringEngine(BinaryEngine.create(vectors), HalfStore(3), rescore=2)
-        >>> engine.add(vectors)
-        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3))
-        Neighbors(scores=array([[1.]], dtype=float32), ids=array([[1]]))
-    """
+    """Codes in memory, of which `rescore` candidates per neighbor are compared by their vectors, read from a file."""
 
     def __init__(self, codes: CodesEngine, store: HalfStore, rescore: int) -> None:
         self.codes, self.store, self.rescore = codes, store, rescore
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the codes."""
-        return self.codes.kind
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return self.codes.dim
+        self.kind, self.dim = codes.kind, codes.dim
 
     def __len__(self) -> int:
         return min(len(self.codes), len(self.store))
@@ -125,16 +86,14 @@ class RescoringEngine:
         return self.codes.to_bytes()
 
     def add(self, vectors: UnitVectors) -> None:
-        """Add vectors, [n, dim]."""
         self.codes.add(vectors)
         self.store.add(vectors)
 
     def take(self, ids: Integers) -> Floats:
-        """Return the vectors of these ids, float32 [n, dim], as precise as float16 is."""
         return self.store.take(ids)
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k nearest of each query among the nearest by codes, exactly; see :meth:`FaissEngine.search`."""
+        """Find the k nearest among the nearest by codes, exactly; see :meth:`FaissEngine.search`."""
         num_candidates = min(len(active_ids), self.rescore * max(k, MIN_NEIGHBORS))
         neighbors = Neighbors.empty(len(queries), k)
         size = max(1, min(BLOCK_ROWS, MAX_CANDIDATES // num_candidates))
@@ -158,26 +117,13 @@ class RescoringEngine:
 
 
 def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
-    """Return an empty engine for these vectors, trained on them if its kind needs training.
-
-    Args:
-        kind: of the index, or `auto`.
-        vectors: [n, dim].
-        rescore: candidates per neighbor; None: the default of the kind, 0: none, with approximate scores.
-
-    Raises:
-        InputError: the kind is unknown, it has no codes to rescore, or there are too few vectors to train on.
-    """
+    """An empty engine for these vectors; `rescore`: candidates per neighbor, None: as the kind has, 0: none."""
     rescore, codes = checked_rescore(kind, rescore), create_codes(kind, vectors)
     return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
 
 
 def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEngine:
-    """Return an empty engine for these vectors without rescoring, trained on them if its kind needs training.
-
-    Raises:
-        InputError: the kind is unknown, or there are too few vectors to train on.
-    """
+    """An empty engine for these vectors without rescoring, trained on them if its kind needs training."""
     if kind == "binary":
         from vicinal.retrieval.index.binary_engine import BinaryEngine
 
@@ -188,7 +134,7 @@ def create_codes(kind: Literal["auto"] | Kind, vectors: UnitVectors) -> CodesEng
 
 
 def read_codes(kind: object, data: bytes | memoryview) -> CodesEngine:
-    """Return the engine without rescoring that `to_bytes` wrote."""
+    """The engine without rescoring that `to_bytes` wrote."""
     if kind == "binary":
         from vicinal.retrieval.index.binary_engine import BinaryEngine
 
@@ -198,45 +144,13 @@ def read_codes(kind: object, data: bytes | memoryview) -> CodesEngine:
     return FaissEngine.from_bytes(data)
 
 
-def read_engine(kind: object, data: bytes | memoryview, store: HalfStore | None, rescore: int) -> Engine:
-    """Return the engine of an index's files."""
-    codes = read_codes(kind, data)
-    return codes if store is None else RescoringEngine(codes, store, rescore)
-
-
 class SegmentedEngine:
-    """The vectors of an engine that never changes, and exactly searched ones after them.
-
-    Args:
-        base: the engine, of any kind.
-
-    Example:
-        >>> from vicinal.retrieval.index.faiss_engine import FaissEngine
-        >>> vectors = UnitVectors(np.eye(3), "vector")
-        >>> base = FaissEngine.create("exact", vectors)
-        >>> base.add(vectors)
-        >>> engine = SegmentedEngine(base)
-        >>> later = engine.with_added(np.array([[0, 1, 0]], np.float32))
-        >>> len(base), len(engine), len(later)
-        (3, 3, 4)
-        >>> later.search(vectors.subset(np.array([1])), 2, active_ids=np.arange(4)).ids
-        array([[1, 3]])
-    """
+    """The vectors of an engine that never changes, and exactly searched ones after them."""
 
     def __init__(self, base: Engine) -> None:
-        self.base = base
+        self.base, self.dim = base, base.dim
         self._room, self._count = np.empty((0, base.dim), np.float32), 0
         self._last_split: tuple[Integers, Integers, Integers] | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the base."""
-        return self.base.kind
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return self.base.dim
 
     def __len__(self) -> int:
         return len(self.base) + self._count
@@ -261,7 +175,6 @@ class SegmentedEngine:
         return later
 
     def take(self, ids: Integers) -> Floats:
-        """Return the vectors of these ids, float32 [n, dim]."""
         is_base = ids < len(self.base)
         if is_base.all():
             return self.base.take(ids)
@@ -271,7 +184,6 @@ class SegmentedEngine:
         return vectors
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k nearest vectors of each query; see :meth:`FaissEngine.search`."""
         old, new = self._split(active_ids)
         parts = []
         if len(old):

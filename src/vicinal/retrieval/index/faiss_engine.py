@@ -48,39 +48,21 @@ LISTED = (faiss.IndexIVFPQ, faiss.IndexIVFRaBitQ)
 
 
 class FaissEngine:
-    """Vectors that can be searched; the id of a vector is the number of vectors that were added before it.
-
-    Args:
-        index: an index of faiss, of a class in `CLASSES`, with the inner product as metric.
-
-    Attributes:
-        kind: `exact`, `hnsw`, `sq8`, `ivfpq` or `rabitq`.
-
-    Example:
-        >>> vectors = UnitVectors(np.eye(3), "vector")
-        >>> engine = FaissEngine.create("exact", vectors)
-        >>> engine.add(vectors)
-        >>> engine.search(vectors.subset(np.array([1])), 1, active_ids=np.arange(3)).ids
-        array([[1]])
-    """
+    """Vectors that can be searched; the id of a vector is the number of vectors that were added before it."""
 
     def __init__(self, index: Any) -> None:
-        self._faiss = index
+        self._faiss, self.dim = index, int(index.d)
         self.kind = cast(Kind, next(kind for kind, known in CLASSES.items() if isinstance(index, known)))
         self._nodes = _Nodes(np.arange(index.ntotal)) if self.kind == "hnsw" else None
         self._last_active: _Active | None = None
 
     @classmethod
     def create(cls, kind: Literal["auto"] | Kind, vectors: UnitVectors) -> FaissEngine:
-        """Return an empty engine for these vectors, trained on them if its kind needs training.
-
-        Raises:
-            InputError: there are too few vectors for `ivfpq`, or the kind is unknown.
-        """
+        """An empty engine for these vectors, trained on them if its kind needs training."""
         if kind == "auto":
             kind = "exact" if len(vectors) <= MAX_EXACT else "hnsw"
         makers = {
-            "exact": _exact,
+            "exact": lambda vectors: faiss.IndexFlatIP(vectors.dim),
             "hnsw": _hnsw,
             "sq8": _trained_sq8,
             "ivfpq": _trained_ivfpq,
@@ -92,7 +74,6 @@ class FaissEngine:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> FaissEngine:
-        """Read what :meth:`to_bytes` returned."""
         nodes, data = _split_nodes(memoryview(data))
         # In blocks: `faiss.deserialize_index` would copy all of it first.
         engine = cls(faiss.read_index(faiss.PyCallbackIOReader(_BytesReader(data).read, READ_BLOCK)))
@@ -101,23 +82,16 @@ class FaissEngine:
         return engine
 
     def to_bytes(self) -> bytes:
-        """Return the engine with its vectors, for a file."""
         data = cast(bytes, faiss.serialize_index(self._faiss).tobytes())
         if len(self) == self._faiss.ntotal or self._nodes is None:
             return data
         nodes = self._nodes.of_ids.astype("<i8")
         return DUPLICATES + len(nodes).to_bytes(8, "little") + nodes.tobytes() + data
 
-    @property
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return int(self._faiss.d)
-
     def __len__(self) -> int:
         return int(self._faiss.ntotal) if self._nodes is None else len(self._nodes.of_ids)
 
     def add(self, vectors: UnitVectors) -> None:
-        """Add vectors, [n, dim]."""
         for start in range(0, len(vectors), BLOCK_ROWS):
             rows = _rows(vectors, start, start + BLOCK_ROWS)
             self._faiss.add(rows if self._nodes is None else self._nodes.add(rows, self._faiss))
@@ -136,15 +110,10 @@ class FaissEngine:
         return vectors if is_range else vectors[ids - first]
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k nearest vectors of each query.
+        """Find the k nearest vectors of each query among the active ids, int64 [m], at least k, ascending.
 
         Vectors that are not active do not keep active ones from being found. A query for which a fast search finds
         fewer than k active ones is searched again exhaustively.
-
-        Args:
-            queries: [q, dim].
-            k: number of neighbors per query.
-            active_ids: int64 [m], the ids among which to search, at least k, ascending.
         """
         active = self._active(active_ids)
         fast = self._search_lists if isinstance(self._faiss, LISTED) else self._search_all
@@ -190,7 +159,6 @@ class FaissEngine:
         return np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
 
     def _search_lists(self, vectors: Floats, k: int, active: _Active) -> Found:
-        """Search the nearest lists that hold active vectors."""
         lists = faiss.SearchParameters(sel=active.lists)
         parameters = faiss.SearchParametersIVF(
             nprobe=min(self._faiss.nlist, IVF_PROBES), sel=active.selector, quantizer_params=lists
@@ -206,11 +174,7 @@ class FaissEngine:
 
 
 class _Nodes:
-    """The nodes of a graph: one per distinct vector.
-
-    Args:
-        of_ids: int64 [n], the node of each vector.
-    """
+    """The node of each vector of a graph, int64 [n]: one per distinct vector."""
 
     def __init__(self, of_ids: Integers) -> None:
         self.of_ids = of_ids
@@ -257,9 +221,8 @@ class _Nodes:
         uniform = np.random.default_rng(graph.ntotal).random(len(rows))
         levels = np.minimum(1 - np.log1p(-uniform) / np.log(HNSW_LINKS), graph.hnsw.assign_probas.size())
         before = faiss.vector_to_array(graph.hnsw.levels)
-        faiss.copy_array_to_vector(
-            np.concatenate([before, np.where(is_first, levels, 1)]).astype(np.int32), graph.hnsw.levels
-        )
+        after = np.concatenate([before, np.where(is_first, levels, 1)]).astype(np.int32)
+        faiss.copy_array_to_vector(after, graph.hnsw.levels)
 
     def _remember(self, rows: Floats, nodes: Integers) -> None:
         assert self._keys is not None
@@ -289,7 +252,6 @@ class _BytesReader:
         self._rest = data
 
     def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`."""
         block, self._rest = self._rest[:size], self._rest[size:]
         return bytes(block)
 
@@ -303,13 +265,7 @@ def _split_nodes(data: memoryview) -> tuple[Integers | None, memoryview]:
 
 
 class _Active:
-    """The vectors of a faiss index among which to search.
-
-    Args:
-        ids: int64 [m], their ids, ascending.
-        index: the faiss index.
-        nodes: of a graph; else a vector is its own node.
-    """
+    """The vectors of a faiss index among which to search, by their ascending ids; without nodes each is its own."""
 
     def __init__(self, ids: Integers, index: Any, nodes: _Nodes | None) -> None:
         self.ids, self.size = ids, index.ntotal if nodes is None else len(nodes.of_ids)
@@ -350,7 +306,6 @@ def _selector(mask: npt.NDArray[np.bool_]) -> Any:
 
 
 def _ids_of_lists(index: Any) -> Iterator[Integers]:
-    """Yield the ids in each inverted list."""
     lists = index.invlists
     for number in range(index.nlist):
         size = lists.list_size(number)
@@ -364,10 +319,6 @@ def _rows(vectors: UnitVectors, start: int, stop: int) -> Floats:
 def _search_of(index: Any) -> Any:
     """Return faiss's own method `search`, which `faiss.contrib.torch_utils` (other libraries import it) renames."""
     return getattr(index, "search_numpy", index.search)
-
-
-def _exact(vectors: UnitVectors) -> Any:
-    return faiss.IndexFlatIP(vectors.dim)
 
 
 def _hnsw(vectors: UnitVectors) -> Any:

@@ -29,17 +29,11 @@ OWN = (
 
 @dataclass(frozen=True)
 class Generation:
-    """Vectors that may take the place of those of an index.
-
-    Args:
-        settings: those of `OWN`.
-        engine: one vector per id; those of deleted images are never found.
-        context: the unrefined vectors, of a generation of refined ones.
-    """
+    """Vectors that may take the place of those of an index; the settings are those of `OWN`."""
 
     settings: Mapping[str, Any]
-    engine: SegmentedEngine
-    context: RefinerContext | None = None
+    engine: SegmentedEngine  # one vector per id; those of deleted images are never found
+    context: RefinerContext | None = None  # the unrefined vectors, of a generation of refined ones
 
     @classmethod
     def build(
@@ -50,20 +44,7 @@ class Generation:
         ids: Integers,
         refiner: ContextRefiner | None = None,
     ) -> Generation:
-        """Build the search structure and write its files, which no database names yet.
-
-        Args:
-            folder: of the index.
-            settings: of the index, with the fingerprint and flags of the model that made the vectors.
-            vectors: float [n, dim], one per id.
-            ids: int64 [m], those of images; the others are not learned from.
-            refiner: refines the vector of each image by its nearest among the others.
-
-        Raises:
-            InputError: there are too few vectors for `ivfpq`, one contains NaN or infinity, or the refiner has another
-                dimension.
-            OSError: a file cannot be written.
-        """
+        """Build the search structure, learned from the vectors of `ids`, and write its files, not named yet."""
         kind, searched, context = settings["kind"], vectors, None
         if refiner is not None:
             searched = np.zeros(vectors.shape, np.float32)
@@ -82,11 +63,7 @@ class Generation:
 
     @classmethod
     def before(cls, database: Database) -> Generation:
-        """The generation that was searched before the last switch.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The generation that was searched before the last switch."""
         previous = database.settings().get("previous")
         if previous is None:
             raise InputError(f"{database.folder} has no generation before this one: it was never upgraded")
@@ -97,21 +74,13 @@ class Generation:
     def extended(
         self, next_id: int, ids: Integers, vectors: Floats, all_ids: Integers, refiner: ContextRefiner | None = None
     ) -> Generation:
-        """The vectors of all ids below `next_id`, with those of images that were added since.
-
-        Args:
-            next_id: of the index.
-            ids: int64 [n], those of images that were added since, ascending.
-            vectors: float [n, dim], theirs.
-            all_ids: int64 [m], those of all images, among which a refiner finds neighbors.
-            refiner: that of a generation of refined vectors, if any image was added since.
-        """
+        """The vectors of all ids below `next_id`, with those of the ascending ids that were added since."""
         start, added = len(self.engine), np.zeros((next_id - len(self.engine), self.engine.dim), np.float32)
         if len(ids):
             added[ids - start] = UnitVectors(vectors, "vector").block(0, len(ids)).cpu().numpy()
         context = self.context
         if context is not None:
-            context = RefinerContext(context.engine.with_added(added.copy()), context.refiner_fingerprint)
+            context = replace(context, engine=context.engine.with_added(added.copy()))
             if len(ids) and refiner is not None:
                 refined = context.refine(UnitVectors(added[ids - start], "vector"), refiner, all_ids, query_ids=ids)
                 added[ids - start] = refined.block(0, len(refined)).cpu().numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,16 +20,18 @@ from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
-from vicinal.retrieval.index.index_state import Names, RefinerContext, encoder_key
-from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
+from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine, create_engine
+from vicinal.retrieval.index.index_state import IndexState, Names, RefinerContext, check_target, encoder_key
+from vicinal.retrieval.index.interface import ImageIndex, checked_vectors, invalid_k, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
-from vicinal.retrieval.index.shared_state import SharedState, build_state
+from vicinal.retrieval.index.shared_state import SharedState, fill_engine
 from vicinal.retrieval.neighbors import Neighbors
+from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import IndexExistsError, InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
@@ -55,10 +58,6 @@ class Index(ImageIndex):
     changes that folder: each change is durable when its method returns. Any number of threads and processes may search
     and change an index at the same time; each sees the changes of the others when it searches.
 
-    Attributes:
-        state: shared by threads and processes.
-        shows_full_paths: whether conditions see paths in full; False: from `root` on, else the name of the file alone.
-
     Example:
         >>> import numpy as np, pandas as pd
         >>> from vicinal import Table
@@ -74,7 +73,7 @@ class Index(ImageIndex):
         super().__init__()
         self.state, self._database = state, state.database
         self._rows = ItemRows(state.database)
-        self.shows_full_paths = True
+        self.shows_full_paths = True  # to conditions; False: from `root` on, else the name of the file alone
 
     # making and opening
 
@@ -123,9 +122,35 @@ class Index(ImageIndex):
                 or there is an index in the folder already.
             OSError: a file cannot be written.
         """
-        settings = {"model_fingerprint": model_fingerprint, "made_with": dict(made_with or {})}
         place = None if folder is None else Path(folder)
-        index = cls(build_state(vectors, table, kind, refiner, rescore, settings, place, overwrite, timeout))
+        if place is not None:
+            check_target(place)
+            if Database.exists(place) and not overwrite:
+                raise IndexExistsError(place)
+        unit = searched = checked_vectors(vectors, table)
+        if refiner is not None:
+            refiner.check_model(model_fingerprint)
+            searched = UnitVectors(refine(refiner, vectors), "refined embedding")
+        database, ids, context = Database(None), np.arange(len(unit), dtype=np.int64), None
+        with database.transaction():
+            database.create()
+            columns = ItemRows(database).insert(ids, table)
+            engine = create_engine(kind, searched, rescore)
+            names = fill_engine(engine, searched, place)
+            if refiner is not None:
+                context = RefinerContext.create(engine.kind, unit, refiner)
+            settings = {
+                "kind": engine.kind, "dim": engine.dim, "files": {}, "revision": secrets.token_hex(8),
+                "rescore": engine.rescore if isinstance(engine, RescoringEngine) else None,
+                "model_fingerprint": model_fingerprint, "made_with": dict(made_with or {}),
+                "refiner_fingerprint": None if context is None else context.refiner_fingerprint,
+            }  # fmt: skip
+            database.change_settings(settings)
+        state = SharedState(database, IndexState(settings, columns, SegmentedEngine(engine), ids, context))
+        if place is not None:
+            state.copy_to(place, timeout, names, overwrite)
+            state = SharedState(Database(place, timeout))
+        index = cls(state)
         if index.kind == "hnsw" and refiner is None:
             from vicinal.retrieval.index.verification import warn_of_low_recall
 
@@ -261,7 +286,7 @@ class Index(ImageIndex):
             all_ids, rows, unrefined = np.concatenate([state.ids, ids]), unit.block(0, len(unit)).cpu().numpy(), None
             if state.context is not None and refiner is not None:
                 unrefined = rows
-                context = RefinerContext(state.context.engine.with_added(rows), state.context.refiner_fingerprint)
+                context = replace(state.context, engine=state.context.engine.with_added(rows))
                 refined = context.refine(unit, refiner, all_ids, query_ids=ids)
                 rows = refined.block(0, len(refined)).cpu().numpy()
             if self._database.folder is not None:
@@ -311,7 +336,8 @@ class Index(ImageIndex):
 
     def paths(self) -> dict[int, str]:
         """The paths of the images that have one, by their ids."""
-        return self._rows.paths(self.state.current().columns)
+        path = {name: each for name, each in self.state.current().columns.items() if name == "path"}
+        return dict(self._database.rows(path, f"{path['path'][0]} IS NOT NULL")) if path else {}
 
     # search
 
@@ -426,4 +452,6 @@ class Index(ImageIndex):
 
     def distinct_values(self, column: str, at_most: int) -> list[Any]:
         """The values of a column, without duplicates; some of them if there are more than `at_most`."""
-        return self._rows.distinct_values(column, self.state.current().columns, at_most)
+        key, kind = self.state.current().columns[column]
+        values = self._database.distinct(key, at_most)
+        return list(map(bool, values)) if kind.kind == "boolean" else values

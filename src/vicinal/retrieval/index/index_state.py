@@ -23,7 +23,6 @@ from vicinal.retrieval.index.engines import (
     SegmentedEngine,
     create_codes,
     read_codes,
-    read_engine,
 )
 from vicinal.retrieval.index.interface import checked_ids, unknown_id
 from vicinal.retrieval.index.kinds import Kind
@@ -46,11 +45,7 @@ Names = dict[str, list[str]]
 
 
 def write_part(folder: Path, part: str, blocks: Iterable[bytes | memoryview]) -> list[str]:
-    """Write a file of a new name; its name and digest are returned.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file of a new name; its name and digest are returned."""
     digest, name = hashlib.sha256(), f"{part}-{secrets.token_hex(8)}{SUFFIXES[part]}"
 
     def digested() -> Iterator[bytes | memoryview]:
@@ -63,12 +58,7 @@ def write_part(folder: Path, part: str, blocks: Iterable[bytes | memoryview]) ->
 
 
 def read_part(folder: Path, names: Names, part: str) -> memoryview:
-    """The content of a file, mapped into memory: pages of it take no memory of the process.
-
-    Raises:
-        FileNotFoundError: it is not there, perhaps because another process has just replaced it.
-        InputError: it is damaged.
-    """
+    """The content of a file, mapped into memory: pages of it take no memory of the process."""
     path = folder / names[part][0]
     check_memory(path.stat().st_size, str(path))
     _check(path, names[part][1])
@@ -90,20 +80,14 @@ def _check(path: Path, expected: str) -> None:
 
 
 def are_there(folder: Path, names: Names) -> bool:
-    """Whether all files of some names exist."""
     return all((folder / name).is_file() for name, _ in names.values())
 
 
 def delete_unused(database: Database, folder: Path, *own: Names) -> None:
-    """Delete files that the database does not name: those that this process wrote or read, and those of killed ones.
+    """Delete files that the database does not name: those in `own`, and those of processes that were killed.
 
     A file may look old though a process is about to name it, as after a jump of the clock. Files are deleted while
     nobody commits, and who commits looks whether its files are there (:func:`are_there`).
-
-    Args:
-        database: That of the index.
-        folder: Its folder.
-        own: Names of files that are no longer needed, unless the database names them.
     """
     with database.transaction():
         settings = database.settings()
@@ -143,23 +127,12 @@ def encoder_key(settings: Mapping[str, Any]) -> str:
     return str(settings.get("encoder", ""))
 
 
+@dataclass(frozen=True)
 class RefinerContext:
-    """Refines embeddings one by one, each by its nearest among the unrefined embeddings of an index.
+    """Refines embeddings one by one, each by its nearest among the unrefined embeddings of an index."""
 
-    Args:
-        engine: holds the unrefined embeddings; exact or hnsw, as neighbors must be real vectors, not codes.
-        refiner_fingerprint: of the refiner that the index was built with.
-
-    Example:
-        >>> vectors, refiner = UnitVectors(np.eye(4), "vector"), ContextRefiner(dim=4, num_heads=2)
-        >>> context = RefinerContext.create("exact", vectors, refiner)
-        >>> queries = vectors.subset(np.array([1]))
-        >>> context.refine(queries, refiner, active_ids=np.arange(4), query_ids=np.array([1])).block(0, 1)
-        tensor([[0., 1., 0., 0.]])
-    """
-
-    def __init__(self, engine: SegmentedEngine, refiner_fingerprint: str) -> None:
-        self.engine, self.refiner_fingerprint = engine, refiner_fingerprint
+    engine: SegmentedEngine  # holds the unrefined embeddings; exact or hnsw, as neighbors must be real vectors
+    refiner_fingerprint: str
 
     @classmethod
     def create(cls, kind: Kind, vectors: UnitVectors, refiner: ContextRefiner) -> RefinerContext:
@@ -171,17 +144,7 @@ class RefinerContext:
     def refine(
         self, vectors: UnitVectors, refiner: ContextRefiner, active_ids: Integers, query_ids: Integers
     ) -> UnitVectors:
-        """Refine vectors.
-
-        Args:
-            vectors: [n, dim].
-            refiner: the refiner that the index was built with.
-            active_ids: int64 [m], the ids among which neighbors are searched.
-            query_ids: int64 [n], the id of each vector itself among these, which is not its neighbor; -1 for none.
-
-        Returns:
-            [n, dim].
-        """
+        """Refine vectors by their nearest of `active_ids`; `query_ids` are their own ids among these, -1 for none."""
         method = Refinement(refiner, "gallery")
         refined = np.empty((len(vectors), vectors.dim), np.float32)
         for is_indexed in (True, False):  # separately, as a vector that is in the index has one neighbor less
@@ -210,32 +173,18 @@ class RefinerContext:
 
 @dataclass(frozen=True)
 class IndexState:
-    """The vectors and the ids of an index; the rows are in its database.
-
-    Attributes:
-        settings: of the database.
-        columns: the name in the database and the kind of each column.
-        engine: all vectors, of deleted images too; an id is the number of vectors before it.
-        ids: of the images that can be found, ascending.
-        context: the unrefined vectors, of an index of refined ones.
-        selected: the ids of images that fulfill conditions, as far as they are remembered.
-    """
+    """The vectors and the ids of an index; the rows are in its database."""
 
     settings: Mapping[str, Any]
     columns: Columns
-    engine: SegmentedEngine
-    ids: Integers
-    context: RefinerContext | None = None
-    selected: dict[str, Integers] = field(default_factory=dict, init=False)
+    engine: SegmentedEngine  # all vectors, of deleted images too; an id is the number of vectors before it
+    ids: Integers  # of the images that can be found, ascending
+    context: RefinerContext | None = None  # the unrefined vectors, of an index of refined ones
+    selected: dict[str, Integers] = field(default_factory=dict, init=False)  # ids by conditions, as far as remembered
 
     @classmethod
     def read(cls, database: Database, before: IndexState | None = None) -> IndexState:
-        """Read the state of a database; vectors that a state before has are not read again.
-
-        Raises:
-            FileNotFoundError: another process has replaced a vector file meanwhile.
-            InputError: the index is damaged.
-        """
+        """Read the state of a database; vectors that a state before has are not read again."""
         with database.reading() as connection:
             is_within = connection.in_transaction
             if not is_within:
@@ -245,22 +194,18 @@ class IndexState:
                 if before is None or before.settings["files"] != settings["files"]:
                     before = read_files(database.folder, settings)
                 engine, context = before.engine, before.context
-                vectors, unrefined = database.changes(len(engine), engine.dim)
-                return cls(settings, database.columns(), engine, database.ids(), context).with_vectors(
-                    vectors, unrefined
-                )
+                state = cls(settings, database.columns(), engine, database.ids(), context)
+                return state.with_vectors(*database.changes(len(engine), engine.dim))
             finally:
                 if not is_within:
                     connection.execute("COMMIT")
 
     @property
     def next_id(self) -> int:
-        """The id of the image that is added next."""
         return len(self.engine)
 
     @property
     def num_pending(self) -> int:
-        """The number of vectors that the vector files do not hold."""
         return len(self.engine.added)
 
     @cached_property
@@ -276,7 +221,7 @@ class IndexState:
             return self
         context = self.context
         if context is not None and unrefined is not None:
-            context = RefinerContext(context.engine.with_added(unrefined), context.refiner_fingerprint)
+            context = replace(context, engine=context.engine.with_added(unrefined))
         return replace(self, engine=self.engine.with_added(vectors), context=context)
 
     def present(self, ids: npt.ArrayLike) -> Integers:
@@ -285,11 +230,7 @@ class IndexState:
         return wanted[self.is_present[wanted]]
 
     def checked(self, ids: npt.ArrayLike) -> Integers:
-        """Ids as int64 [n].
-
-        Raises:
-            InputError: one is not that of an image that can be found.
-        """
+        """Ids as int64 [n]; raises InputError if one is not that of an image that can be found."""
         wanted = checked_ids(ids)
         is_known = wanted < self.next_id
         is_known[is_known] = self.is_present[wanted[is_known]]
@@ -303,11 +244,7 @@ class IndexState:
         return given if (np.diff(given) > 0).all() else np.unique(given)
 
     def checked_query_ids(self, query_ids: npt.ArrayLike | None, num_queries: int) -> Integers:
-        """The ids that the queries have in the index, -1 where they have none.
-
-        Raises:
-            InputError: the index is not refined, or there is not an id for each query.
-        """
+        """The ids that the queries have in the index, -1 where they have none."""
         if query_ids is None:
             return np.full(num_queries, -1)
         ids = np.asarray(query_ids)
@@ -328,24 +265,13 @@ class IndexState:
             is_same[known] = (self.engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
         return is_same
 
-    def vectors_from(self, first: int) -> tuple[Floats, Floats | None]:
-        """The vectors of the ids from one on, which are not in the vector files, and the unrefined ones or None."""
-        start = first - len(self.engine.base)
-        return self.engine.added[start:], None if self.context is None else self.context.engine.added[start:]
-
     def folded(self) -> IndexState:
         """The state with all vectors in engines without segments."""
-        context = self.context
-        if context is not None:
-            context = RefinerContext(_folded(context.engine), context.refiner_fingerprint)
+        context = self.context and replace(self.context, engine=_folded(self.context.engine))
         return replace(self, engine=_folded(self.engine), context=context)
 
     def write_files(self, folder: Path, names: Names) -> Names:
-        """Write files that hold all vectors, also those of changes; parts with names are written already.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Write files that hold all vectors, also those of changes; parts with names are written already."""
         state = self.folded()
         engine, context = state.engine.base, state.context
         written = {VECTORS: write_part(folder, VECTORS, [engine.to_bytes()]), **names}
@@ -354,12 +280,6 @@ class IndexState:
         if context is not None:
             written[CONTEXT] = write_part(folder, CONTEXT, [context.engine.base.to_bytes()])
         return written
-
-    def with_originals(self, store: HalfStore) -> IndexState:
-        """The state whose vectors beside codes are in a file."""
-        base = self.engine.base
-        assert isinstance(base, RescoringEngine)
-        return replace(self, engine=SegmentedEngine(RescoringEngine(base.codes, store, base.rescore)))
 
 
 def _folded(segments: SegmentedEngine) -> SegmentedEngine:
@@ -380,8 +300,10 @@ def read_files(folder: Path | None, settings: Mapping[str, Any]) -> IndexState:
     """The vectors in the files that the settings name, without images."""
     assert folder is not None
     names, dim = settings["files"], settings["dim"]
-    store = open_originals(folder, names, dim) if ORIGINALS in names else None
-    engine = read_engine(settings["kind"], read_part(folder, names, VECTORS), store, settings.get("rescore") or 0)
+    codes = read_codes(settings["kind"], read_part(folder, names, VECTORS))
+    engine: Engine = codes
+    if ORIGINALS in names:
+        engine = RescoringEngine(codes, open_originals(folder, names, dim), settings["rescore"])
     context = None
     if CONTEXT in names:
         unrefined = SegmentedEngine(read_codes("exact", read_part(folder, names, CONTEXT)))

@@ -52,8 +52,7 @@ class ImageIndex(ABC):
     @property
     def kind(self) -> Kind:
         """How it is searched, such as `exact` or `hnsw`."""
-        kind: Kind = self._settings["kind"]
-        return kind
+        return self._settings["kind"]
 
     @property
     def dim(self) -> int:
@@ -95,13 +94,11 @@ class ImageIndex(ABC):
         names = ("score", "threshold", "false_accept_rate") if self.calibration is not None else ()
         calibrated = {f"calibrated {name}": getattr(self.calibration, name) for name in names}
         root = {} if self.root is None else {"root": self.root}
-        local = {} if self.local_settings is None else {"local features": self._local_facts(self.local_settings)}
+        local = {}
+        if (settings := self.local_settings) is not None:
+            grid = "{} x {}".format(*settings["grid"])
+            local["local features"] = f"{grid} patches of {settings['dim']} bytes, weight {settings['weight']:g}"
         return {**facts, "model_fingerprint": self.model_fingerprint, **root, **self.made_with, **calibrated, **local}
-
-    @staticmethod
-    def _local_facts(settings: Mapping[str, Any]) -> str:
-        rows, columns = settings["grid"]
-        return f"{rows} x {columns} patches of {settings['dim']} bytes, weight {settings['weight']:g}"
 
     @abstractmethod
     def _further_facts(self) -> dict[str, Any]: ...
@@ -474,22 +471,10 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def vectors(self) -> Floats:
-        """Return the vectors that are searched, in ascending order of ids.
+        """Return the vectors that are searched, in ascending order of ids, float32 [images, dim].
 
         They are unit vectors, refined if the index is. Where it is searched by codes, they are those that it rescores
         with, float16; without, approximations from the codes.
-
-        Returns:
-            float32 [images, dim].
-
-        Example:
-            >>> import pandas as pd
-            >>> from vicinal import Index, Table
-            >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
-            >>> index.delete([0])
-            >>> index.vectors()
-            array([[0., 1., 0.],
-                   [0., 0., 1.]], dtype=float32)
         """
 
     @abstractmethod

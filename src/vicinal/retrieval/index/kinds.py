@@ -19,15 +19,7 @@ MAX_RESCORE = 10_000
 
 
 def checked_rescore(kind: str, rescore: int | None) -> int:
-    """Return the candidates per neighbor that are compared exactly; 0: none.
-
-    Args:
-        kind: of the index, or `auto`.
-        rescore: candidates per neighbor; None: the default of the kind.
-
-    Raises:
-        InputError: there are too many, or the kind has no codes.
-    """
+    """The candidates per neighbor that are compared exactly, by default those of the kind; 0: none."""
     if rescore is not None and not (is_integer(rescore) and 0 <= rescore <= MAX_RESCORE):
         raise InputError(f"rescore = {rescore} is invalid; use 0 (none) to {MAX_RESCORE:,} candidates per neighbor")
     if rescore and kind not in DEFAULT_RESCORE:

@@ -22,12 +22,6 @@ def other_model(
 ) -> InputError:
     """The error for embeddings of another model than that of an index; it says which flags differ.
 
-    Args:
-        expected: the fingerprint of the index.
-        given: the fingerprint of the embeddings.
-        made_with: the flags that the index was made with, as far as they are known.
-        given_made_with: the flags that the embeddings were made with; stored ones have no `model`.
-
     Example:
         >>> print(str(other_model("ab+cd", "ab", {"model": "m", "whitening": "w"}, {"model": "m"})).partition("; ")[2])
         give --whitening w, or build the index again

@@ -35,18 +35,7 @@ NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtyp
 
 
 def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
-    """The kinds of the columns of a frame, and its rows as plain values without missing ones.
-
-    Columns without any value are left out; for the values see :func:`vicinal.data.column_kinds.column_values`.
-
-    Raises:
-        InputError: an integer has more than 64 bits, or a text is not Unicode.
-
-    Example:
-        >>> kinds, records = payload_of(pd.DataFrame({"label": ["cup", None], "price": [3, 5]}))
-        >>> kinds["price"].kind, records
-        ('integer', [{'label': 'cup', 'price': 3}, {'price': 5}])
-    """
+    """The kinds of the columns that have any value, and the rows as plain values without missing ones."""
     kinds: Kinds = {}
     records: list[Record] = [{} for _ in range(len(frame))]
     for name in map(str, frame.columns):
@@ -61,21 +50,11 @@ def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
 
 
 def converted_record(record: Record, kinds: Mapping[str, ColumnKind]) -> Record:
-    """A record with values of these kinds."""
     return {name: converted(value, kinds[name], name) for name, value in record.items()}
 
 
 class Metadata:
-    """One row per image that can be found, in ascending order of ids.
-
-    Args:
-        frame: a column `id`, and the columns of the images' tables.
-
-    Example:
-        >>> metadata = Metadata(pd.DataFrame({"id": [3, 7], "path": ["a.png", "b.png"]}))
-        >>> metadata.lookup([7])["path"].tolist(), metadata.ids_by_key(["b.png", "c.png"])
-        (['b.png'], array([ 7, -1]))
-    """
+    """One row per image that can be found, in ascending order of ids: `id` and the columns of the images' tables."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self.frame = frame
@@ -85,7 +64,6 @@ class Metadata:
 
     @cached_property
     def ids(self) -> Integers:
-        """The ids, int64 [images]."""
         return self.frame["id"].to_numpy()
 
     @cached_property
@@ -111,11 +89,7 @@ class Metadata:
 
 
 def frame_of_table(table: Table) -> pd.DataFrame:
-    """The columns of a table; its own column `id`, if it has one, is called `id_of_table`.
-
-    Raises:
-        InputError: the table has both columns.
-    """
+    """The columns of a table; its own column `id`, if it has one, is called `id_of_table`."""
     if table.has("id") and table.has(TABLE_ID):
         raise InputError(f"the table has both columns 'id' and {TABLE_ID!r}, as which 'id' would be kept; drop one")
     return table.frame.rename(columns={"id": TABLE_ID})
@@ -124,14 +98,7 @@ def frame_of_table(table: Table) -> pd.DataFrame:
 def frame_of_records(
     ids: Integers, records: Sequence[Mapping[str, Any]], kinds: Mapping[str, ColumnKind]
 ) -> pd.DataFrame:
-    """The frame of rows: `id` and the columns.
-
-    Example:
-        >>> frame_of_records(np.array([4, 7]), [{"price": 3}, {}], {"price": ColumnKind("integer")})
-           id  price
-        0   4      3
-        1   7   <NA>
-    """
+    """The frame of rows: `id` and the columns."""
     return frame_of_values(ids, {name: [record.get(name) for record in records] for name in kinds}, kinds)
 
 
@@ -154,32 +121,13 @@ def parse_index_condition(text: str, names: Iterable[str], aliases: Mapping[str,
 
 
 class ItemRows:
-    """The rows of images, by the columns that the database has at some moment.
-
-    Args:
-        database: of the index.
-
-    Example:
-        >>> database, table = Database(None), Table(pd.DataFrame({"path": ["/a.png", "/b.png"], "price": [3, 5]}))
-        >>> with database.transaction():
-        ...     database.create()
-        ...     columns = ItemRows(database).insert(np.array([0, 1]), table)
-        >>> rows = ItemRows(database)
-        >>> rows.ids_by_key(["/b.png", "/c.png"], columns)
-        array([ 1, -1])
-        >>> rows.ids_where("price > 4", columns, {}, None).tolist()
-        [1]
-    """
+    """The rows of images, by the columns that the database has at some moment."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def insert(self, ids: Integers, table: Table) -> Columns:
-        """Write rows of a table in place of those with the same ids; returns all columns, within a transaction.
-
-        Raises:
-            InputError: a column has another kind than before, or they are too many.
-        """
+        """Write rows of a table in place of those with the same ids; returns all columns, within a transaction."""
         frame = frame_of_table(table)
         found = {str(name): column_values(frame[name]) for name in frame}
         kinds = self._database.set_columns({name: kind for name, (kind, _) in found.items()})
@@ -225,11 +173,8 @@ class ItemRows:
     ) -> Integers:
         """The ids of the images whose columns fulfill a condition, ascending.
 
-        Args:
-            condition: the text.
-            columns: of the database.
-            aliases: other names of columns.
-            shown_from: the folder from which on conditions see paths, "" if it is unknown; None: they see all of them.
+        It sees paths from the folder `shown_from` on, the name of the file alone if that is "", and all of them if it
+        is None.
         """
 
         def expression(column: str) -> str:
@@ -245,30 +190,17 @@ class ItemRows:
             found = fulfilling(connection, "SELECT id FROM items WHERE {} ORDER BY id", written, condition)
             return np.fromiter((number for (number,) in found), np.int64)
 
-    def paths(self, columns: Columns) -> dict[int, str]:
-        """The paths of the images that have one, by their ids."""
-        columns = {name: each for name, each in columns.items() if name == "path"}
-        return dict(self._database.rows(columns, f"{columns['path'][0]} IS NOT NULL")) if columns else {}
-
     def frames(self, columns: Columns) -> Iterator[pd.DataFrame]:
         """Yield all rows, in blocks of ascending ids: one empty block if the index is empty."""
         pages = self._database.pages(columns)
         for page in chain([next(pages, [])], pages):
             yield frame_of_rows(page, columns)
 
-    def distinct_values(self, column: str, columns: Columns, at_most: int) -> list[Any]:
-        """The values of a column, without duplicates; some of them if there are more than `at_most`."""
-        key, kind = columns[column]
-        values = self._database.distinct(key, at_most)
-        return list(map(bool, values)) if kind.kind == "boolean" else values
-
 
 def frame_of_rows(rows: Sequence[tuple[Any, ...]], columns: Columns) -> pd.DataFrame:
-    """The frame of rows of the database."""
     ids, *values = zip(*rows, strict=True) if rows else ((), *(() for _ in columns))
     return frame_of_values(ids, dict(zip(columns, values, strict=True)), kinds_of(columns))
 
 
 def kinds_of(columns: Columns) -> Kinds:
-    """The kinds of columns."""
     return {name: kind for name, (_, kind) in columns.items()}

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vicinal.data.table import Table
-from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine, create_engine
+from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine
 from vicinal.retrieval.index.index_state import (
     ORIGINALS,
     IndexState,
@@ -30,56 +28,11 @@ from vicinal.retrieval.index.index_state import (
     open_originals,
     write_part,
 )
-from vicinal.retrieval.index.interface import checked_vectors
-from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.metadata import ItemRows
-from vicinal.retrieval.refinement import refine
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import UnitVectors
 from vicinal.utils.errors import IndexExistsError, InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.engines import Engine
-
-
-def build_state(
-    vectors: Array,
-    table: Table,
-    kind: Literal["auto"] | Kind,
-    refiner: ContextRefiner | None,
-    rescore: int | None,
-    settings: Mapping[str, Any],
-    folder: Path | None,
-    overwrite: bool,
-    timeout: float,
-) -> SharedState:
-    """The state of a new index, in memory or in a folder; arguments as of :meth:`Index.build <vicinal.Index.build>`."""
-    if folder is not None:
-        check_target(folder)
-        if Database.exists(folder) and not overwrite:
-            raise IndexExistsError(folder)
-    unit = searched = checked_vectors(vectors, table)
-    if refiner is not None:
-        refiner.check_model(settings["model_fingerprint"])
-        searched = UnitVectors(refine(refiner, vectors), "refined embedding")
-    database, ids, context = Database(None), np.arange(len(unit), dtype=np.int64), None
-    with database.transaction():
-        database.create()
-        columns = ItemRows(database).insert(ids, table)
-        engine = create_engine(kind, searched, rescore)
-        names = fill_engine(engine, searched, folder)
-        if refiner is not None:
-            context = RefinerContext.create(engine.kind, unit, refiner)
-        settings = {
-            "kind": engine.kind, "dim": engine.dim, "files": {}, "revision": secrets.token_hex(8),
-            "rescore": engine.rescore if isinstance(engine, RescoringEngine) else None, **settings,
-            "refiner_fingerprint": None if context is None else context.refiner_fingerprint,
-        }  # fmt: skip
-        database.change_settings(settings)
-    state = SharedState(database, IndexState(settings, columns, SegmentedEngine(engine), ids, context))
-    if folder is None:
-        return state
-    state.copy_to(folder, timeout, names, overwrite)
-    return SharedState(Database(folder, timeout))
 
 
 def fill_engine(engine: Engine, vectors: UnitVectors, folder: Path | None) -> Names:
@@ -101,14 +54,8 @@ READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files betwee
 class SharedState:
     """The state of an index, which transactions of any thread or process change.
 
-    Args:
-        database: of the index.
-        state: as the database has it; None reads it.
-
-    Attributes:
-        committed: the state that all threads see.
-        follows: whether :meth:`current` sees the changes of other processes; False: after :meth:`refresh` or a change.
-        folds: whether new vector files are written when many vectors are in the database alone; see :meth:`fold`.
+    Without `follows`, the changes of other processes are seen after :meth:`refresh` or a change only; without `folds`,
+    new vector files are written by :meth:`fold` only.
     """
 
     def __init__(self, database: Database, state: IndexState | None = None) -> None:
@@ -128,12 +75,7 @@ class SharedState:
         return self.committed
 
     def refresh(self) -> None:
-        """Read the changes of other processes.
-
-        Raises:
-            InputError: the index is damaged.
-            OSError: it cannot be read.
-        """
+        """Read the changes of other processes."""
         version = self.database.data_version()
         if version == self._data_version:
             return
@@ -169,12 +111,7 @@ class SharedState:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A block whose changes are made together at its end; if it fails, none of them.
-
-        Raises:
-            InputError: another process still writes the index after the timeout.
-            OSError: the changes cannot be written.
-        """
+        """A block whose changes are made together at its end; if it fails, none of them."""
         if getattr(self._local, "state", None) is not None:  # within another one
             yield
             return
@@ -198,7 +135,6 @@ class SharedState:
             self.fold()
 
     def change(self, **changes: Any) -> None:
-        """Change the state within a transaction."""
         self._local.state = replace(self._local.state, **changes)
 
     def change_settings(self, settings: Mapping[str, Any]) -> None:
@@ -213,15 +149,7 @@ class SharedState:
         """Put the vectors of another generation in place of the present ones, within a transaction.
 
         The present generation is kept as the one before: its settings name its files and its encoder of local features,
-        and its changes are set aside.
-
-        Args:
-            settings: those that a generation has of its own, see `generations.OWN`.
-            engine: the vectors of all ids; those that its files do not hold become changes.
-            context: the unrefined vectors, of a generation of refined ones.
-
-        Raises:
-            InputError: a file of the generation is not there any more.
+        and its changes are set aside. Vectors that the files of the other do not hold become changes.
         """
         now, folder = self.current(), self.database.folder
         if folder is None or not are_there(folder, settings["files"]):
@@ -242,37 +170,29 @@ class SharedState:
         return state.num_pending >= max(least, MAX_PENDING_FRACTION * len(state.engine.base))
 
     def fold(self) -> None:
-        """Write vector files that hold all vectors, which then leave the database; others may write meanwhile.
-
-        Raises:
-            OSError: a file cannot be written; nothing is changed.
-        """
+        """Write vector files that hold all vectors, which then leave the database; others may write meanwhile."""
         state, folder = self.current(), self.database.folder
         folded = state.folded()
         names = Names() if folder is None else folded.write_files(folder, Names())
-        if ORIGINALS in names and folder is not None:
-            folded = folded.with_originals(open_originals(folder, names, state.engine.dim))
+        if folder is not None and isinstance(base := folded.engine.base, RescoringEngine):
+            engine = RescoringEngine(base.codes, open_originals(folder, names, base.dim), base.rescore)
+            folded = replace(folded, engine=SegmentedEngine(engine))
         with self.transaction():
             now = self.current()
             is_same = now.settings["files"] == state.settings["files"] and now.next_id >= state.next_id
             if is_same and (folder is None or are_there(folder, names)):
-                vectors, unrefined = now.vectors_from(state.next_id)
+                later = slice(state.next_id - len(now.engine.base), None)  # of the vectors that were added meanwhile
+                unrefined = None if now.context is None else now.context.engine.added[later]
                 self.database.forget_changes(below=state.next_id)
                 self.database.change_settings({"files": names})
-                folded = folded.with_vectors(vectors, unrefined)
+                folded = folded.with_vectors(now.engine.added[later], unrefined)
                 settings = {**now.settings, "files": names}
                 self.change(settings=settings, engine=folded.engine, context=folded.context)
         if folder is not None:  # another process may have built or folded it, then it is the new files that are unused
             delete_unused(self.database, folder, names, state.settings["files"])
 
     def copy_to(self, folder: Path, timeout: float, names: Names, overwrite: bool = True) -> None:
-        """Write the missing files of this index, and then its rows.
-
-        Raises:
-            IndexExistsError: there is an index, and `overwrite` is False.
-            InputError: the folder holds something else, or another process still writes it after `timeout` seconds.
-            OSError: a file cannot be written; the files there stay.
-        """
+        """Write the missing files of this index, and then its rows."""
         check_target(folder)
         folder.mkdir(parents=True, exist_ok=True)
         before = Database(folder).settings()["files"] if Database.exists(folder) else Names()

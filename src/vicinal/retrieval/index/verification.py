@@ -19,33 +19,23 @@ NUM_CHECKED, MIN_RECALL = 50, 0.99  # queries that check a new graph, and the re
 
 @dataclass(frozen=True)
 class Verification:
-    """Recall and latency of an index.
+    """Recall and latency of an index, for vectors of the index as queries, of which none finds itself.
 
-    Attributes:
-        k: number of neighbors per query.
-        num_queries: vectors of the index that were searched for; none finds itself.
-        num_images: with which they were compared exactly.
-        recall: of the k nearest, the fraction that the index finds, a mean over the queries.
-        recall_between: the same for as many queries halfway between two images, as those of other classes may be: a
-            graph of many nearly identical images finds each of them, but not queries far from all.
-        min_recall: of the worst query.
-        latency_median_ms: of one query, as the caller sees it, with the way to a database and back.
-        latency_p95_ms: that 95 % of the queries stay below.
-        exact_seconds: that the exact search took for all queries together, with reading all vectors.
+    `recall_between` is that of as many queries halfway between two images, as those of other classes may be: a graph of
+    many nearly identical images finds each of them, but not queries far from all.
     """
 
-    k: int
+    k: int  # number of neighbors per query
     num_queries: int
-    num_images: int
-    recall: float
+    num_images: int  # with which they were compared exactly
+    recall: float  # of the k nearest, the fraction that the index finds, a mean over the queries
     recall_between: float
-    min_recall: float
-    latency_median_ms: float
-    latency_p95_ms: float
-    exact_seconds: float
+    min_recall: float  # of the worst query
+    latency_median_ms: float  # of one query, as the caller sees it, with the way to a database and back
+    latency_p95_ms: float  # that 95 % of the queries stay below
+    exact_seconds: float  # that the exact search took for all queries together, with reading all vectors
 
     def to_dict(self) -> dict[str, float]:
-        """Return plain values, ready for JSON."""
         return {
             f"recall@{self.k}": self.recall,
             f"recall_between@{self.k}": self.recall_between,
@@ -68,23 +58,6 @@ def verify_index(index: ImageIndex, num_queries: int = 100, k: int = 10, seed: i
     """Compare an index with exact search, for some of its own vectors as queries.
 
     The exact search reads all vectors once, in blocks: it needs little memory, and time that grows with the index.
-
-    Args:
-        index: the index.
-        num_queries: number of queries, at most all images.
-        k: number of neighbors per query, at most all other images.
-        seed: of the choice of queries.
-
-    Raises:
-        InputError: the index has fewer than two images.
-
-    Example:
-        >>> import pandas as pd
-        >>> from vicinal import Index, Table
-        >>> index = Index.build(np.random.default_rng(0).standard_normal((50, 8)), Table(pd.DataFrame(index=range(50))))
-        >>> result = verify_index(index, num_queries=5)
-        >>> result.recall, result.num_images
-        (1.0, 50)
     """
     size = index.count(at_most=max(k, num_queries) + 1)
     if size < 2:
@@ -115,11 +88,7 @@ def verify_index(index: ImageIndex, num_queries: int = 100, k: int = 10, seed: i
 
 
 def warn_of_low_recall(index: ImageIndex) -> None:
-    """Log that an approximate index finds less than it should, for a sample of queries.
-
-    Args:
-        index: the index.
-    """
+    """Log that an approximate index finds less than it should, for a sample of queries."""
     if index.count(at_most=2) < 2:
         return
     found = verify_index(index, num_queries=NUM_CHECKED)
@@ -135,8 +104,7 @@ def _between(vectors: Floats, generator: np.random.Generator) -> Floats:
     """Unit vectors halfway between each vector and another one."""
     sums = vectors + vectors[np.roll(generator.permutation(len(vectors)), 1)]
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-    halfway: Floats = np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), vectors).astype(np.float32)
-    return halfway
+    return np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), vectors).astype(np.float32)
 
 
 def _exact(

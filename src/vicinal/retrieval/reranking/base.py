@@ -26,30 +26,18 @@ MAX_INCREMENTS = 2**21  # increments in memory at a time, unless a single query 
 
 @dataclass(frozen=True)
 class ScoreIncrements:
-    """Increments of the scores of some pairs of queries and gallery images, as a sparse matrix in coordinate format.
+    """Increments of the scores of some pairs of queries and gallery images, as a sparse matrix in coordinate format."""
 
-    Attributes:
-        rows: int64 [increments], the queries; ascending.
-        columns: int64 [increments], the gallery rows; ascending and unique within a query.
-        amounts: float64 [increments], at least 0; see :meth:`RerankedScores.incremented`.
-    """
-
-    rows: Integers
-    columns: Integers
-    amounts: Doubles
+    rows: Integers  # the queries; ascending
+    columns: Integers  # the gallery rows; ascending and unique within a query
+    amounts: Doubles  # at least 0; see :meth:`RerankedScores.incremented`
 
     @cached_property
     def _keys(self) -> Integers:
         return _pair_keys(self.rows, self.columns)
 
     def positions(self, rows: Integers, columns: Integers) -> Integers:
-        """Return the position of each pair's increment, int64 [pairs]; -1 where a pair has none.
-
-        Example:
-            >>> increments = ScoreIncrements(np.array([0, 2]), np.array([5, 1]), np.array([0.1, 0.2]))
-            >>> increments.positions(np.array([2, 1, 0]), np.array([1, 1, 5]))
-            array([ 1, -1,  0])
-        """
+        """The position of each pair's increment, int64 [pairs]; -1 where a pair has none."""
         wanted = _pair_keys(rows, columns)
         positions = np.searchsorted(self._keys, wanted)
         return np.where(np.append(self._keys, -1)[positions] == wanted, positions, -1)

@@ -12,7 +12,7 @@ from vicinal.retrieval.reranking.base import RerankedScores, Reranking, ScoreInc
 from vicinal.retrieval.reranking.neighbor_sets import NeighborSets, intersection_sizes
 from vicinal.retrieval.scores import UnitVectors, pair_scores
 from vicinal.utils.arguments import check_nonnegative
-from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
+from vicinal.utils.arrays import Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
 
 
@@ -127,13 +127,11 @@ class _ContextualScores(RerankedScores):
         shared = intersection_sizes(query_sets, rows - start, neighborhoods.sets, which, len(self.gallery))
         is_outside = self._exclude_self[rows] < 0
         if is_outside.any():
-            shared[is_outside] += self._belongs(rows[is_outside], columns[is_outside], which[is_outside])
+            # those queries belong to a neighborhood that are as similar as it requires
+            scores = pair_scores(self.queries, self.gallery, rows[is_outside], columns[is_outside])
+            shared[is_outside] += scores >= neighborhoods.thresholds[which[is_outside]]
         weights = shared / (self._query_sets.sizes[rows] + is_outside)
         return ScoreIncrements(rows - start, columns, self._beta / (1 - self._beta) * weights)
-
-    def _belongs(self, rows: Integers, columns: Integers, which: Integers) -> Booleans:
-        """Return whether queries outside of the gallery belong to neighborhoods of gallery images, bool [pairs]."""
-        return pair_scores(self.queries, self.gallery, rows, columns) >= self._gallery_neighborhoods.thresholds[which]
 
     def incremented(self, similarities: Floats, amounts: Doubles) -> Floats:
         """Return the similarities at which exp(2 s - 2) is larger by the amounts."""

@@ -138,8 +138,7 @@ class LocalReranking(Reranking):
         """
         if not self._kept or not all(map(np.array_equal, self._kept, (queries, images))):
             self._kept[:] = [queries, images, np.full(images.shape, np.nan)]
-        sums: Doubles = self._kept[2]
-        return sums
+        return self._kept[2]
 
     def matches(self, query: int, rows: npt.ArrayLike) -> list[PatchMatches]:
         """The matching patches of a query and of some images, by their rows in the local features."""
@@ -186,13 +185,6 @@ class LocalReranking(Reranking):
 
 
 class LocalScores(RerankedScores):
-    """The scores of a :class:`LocalReranking`.
-
-    Args:
-        method: with local features.
-        query_gallery: the queries and the gallery.
-    """
-
     def __init__(self, method: LocalReranking, query_gallery: QueryGallery) -> None:
         super().__init__(query_gallery.queries, query_gallery.gallery)
         k = min(method.k, query_gallery.max_neighbors)
@@ -204,15 +196,12 @@ class LocalScores(RerankedScores):
         return np.full(len(self.queries), self._columns.shape[1])
 
     def increments(self, start: int, stop: int) -> ScoreIncrements:
-        self._compute(start, stop)
-        columns, sums = self._columns[start:stop], self._sums[start:stop]
-        rows = np.repeat(np.arange(len(columns)), columns.shape[1])
-        return ScoreIncrements(rows, columns.ravel(), self._method.weight * sums.ravel())
-
-    def _compute(self, start: int, stop: int) -> None:
         missing = start + np.flatnonzero(np.isnan(self._sums[start:stop]).any(axis=1))
         for query in track(missing, "matching patches", len(missing), show=len(missing) >= MIN_SHOWN):
             self._sums[query] = self._method.sums(int(self._query_rows[query]), self._images[query])
+        columns, sums = self._columns[start:stop], self._sums[start:stop]
+        rows = np.repeat(np.arange(len(columns)), columns.shape[1])
+        return ScoreIncrements(rows, columns.ravel(), self._method.weight * sums.ravel())
 
     def incremented(self, similarities: Floats, amounts: Doubles) -> Floats:
         return (similarities + amounts).astype(np.float32)
@@ -248,8 +237,7 @@ class PatchMatches:
     def to_list(self) -> list[list[float]]:
         """For each match both points and the similarity: five numbers, rounded to four digits, ready for JSON."""
         places = np.hstack([self.query_points, self.points, self.similarities[:, None]])
-        rounded: list[list[float]] = places.round(4).tolist()
-        return rounded
+        return places.round(4).tolist()
 
     def agreeing(self) -> PatchMatches:
         """Those whose places agree with one similarity transform, found by RANSAC; with fewer than three, none."""
@@ -274,20 +262,11 @@ def _centers(grid: tuple[int, int], patches: Integers) -> Doubles:
 
 
 def mutual_nearest(query: Floats, images: Floats, min_similarity: float) -> tuple[Integers, Floats]:
-    """Find the mutual nearest patches of a query and each of several images.
+    """Find the mutual nearest patches of a query, [patches, dim], and of each of several images, [images, patches,
+    dim].
 
-    Args:
-        query: float32 [patches of the query, dim], of length 1.
-        images: float32 [images, patches, dim], of length 1.
-        min_similarity: patches that are less similar do not match.
-
-    Returns:
-        The matching patch of each patch of the query, int64 [images, patches of the query], -1 for none; and the
-        similarities, float32, 0 for none.
-
-    Example:
-        >>> mutual_nearest(np.eye(2, dtype=np.float32), np.array([[[0.6, 0.8], [1.0, 0.0]]], dtype=np.float32), 0.5)
-        (array([[1, 0]]), array([[1. , 0.8]], dtype=float32))
+    Returns the matching patch of each patch of the query, int64 [images, patches of the query], -1 for none, and the
+    similarities, float32, 0 for none.
     """
     number, patches, dim = images.shape
     matches, found = np.full((number, len(query)), -1), np.zeros((number, len(query)), np.float32)

@@ -33,26 +33,13 @@ SHRINKAGE = 1e-3  # of the whitening, so that few patches or flat directions do 
 
 
 def encode(vectors: npt.NDArray[np.floating]) -> Codes:
-    """Codes of vectors, uint8 [..., dim]: 128 is 0, and the largest component by absolute value becomes 1 or 255.
-
-    The length of a vector is not kept.
-
-    Example:
-        >>> encode(np.array([[3.0, 4.0], [0.0, -1.0]]))
-        array([[223, 255],
-               [128,   1]], dtype=uint8)
-    """
+    """Codes of vectors, uint8 [..., dim], without their lengths: 128 is 0, and the largest component is 1 or 255."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     return (np.rint(127 * (vectors / np.where(largest > 0, largest, 1))) + ZERO).astype(np.uint8)
 
 
 def decode(codes: Codes) -> Floats:
-    """Vectors of codes, float32 [..., dim], of length 1; a vector whose codes are all 128 stays zero.
-
-    Example:
-        >>> decode(encode(np.array([3.0, 4.0]))).round(2)
-        array([0.6, 0.8], dtype=float32)
-    """
+    """Vectors of codes, float32 [..., dim], of length 1; a vector whose codes are all 128 stays zero."""
     vectors = codes.astype(np.float32) - ZERO
     lengths = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))[..., None]
     vectors /= np.where(lengths > 0, lengths, 1)
@@ -121,12 +108,7 @@ class StoredFeatures(LocalFeatures):
 
 
 class ComputedFeatures(LocalFeatures):
-    """Local features of the images of a table, each computed when it is first needed, and kept.
-
-    Args:
-        encoder: computes them.
-        table: the images.
-    """
+    """Local features of the images of a table, each computed when it is first needed, and kept."""
 
     def __init__(self, encoder: LocalEncoder, table: Table) -> None:
         self._encoder, self._table, self.grid, self.dim = encoder, table, encoder.grid, encoder.dim
@@ -162,11 +144,8 @@ class SelectedFeatures(LocalFeatures):
 class IndexFeatures(LocalFeatures):
     """Local features of the images of an index, by their ids: those that it stores; others are computed once.
 
-    Images without a path, and those that were deleted meanwhile, have patches that match nothing.
-
-    Args:
-        index: the index.
-        encoder: computes those that are not stored; None: they match nothing either, and the index stores the others.
+    Images without a path, those that were deleted meanwhile, and without an encoder all that are not stored have
+    patches that match nothing.
     """
 
     def __init__(self, index: ImageIndex, encoder: LocalEncoder | None = None) -> None:
@@ -192,11 +171,7 @@ class IndexFeatures(LocalFeatures):
 
 
 def encode_items(index: ImageIndex, ids: Integers, encoder: LocalEncoder) -> dict[int, Codes]:
-    """Compute codes of images of an index; those without a path match nothing, deleted ones are left out.
-
-    Returns:
-        Id -> uint8 [patches, dim].
-    """
+    """Codes of images of an index by their ids; those without a path match nothing, deleted ones are left out."""
     frame = index.lookup(ids, skip_unknown=True)
     codes = np.full((len(frame), *encoder.shape), ZERO, np.uint8)
     has_path = frame["path"].notna().to_numpy() if "path" in frame else np.zeros(len(frame), np.bool_)
@@ -212,11 +187,7 @@ def image_columns(frame: pd.DataFrame) -> Table:
 
 
 def some_images(index: ImageIndex) -> Table:
-    """Images of an index that a whitening is learned from.
-
-    Raises:
-        InputError: none has a path.
-    """
+    """Images of an index that a whitening is learned from."""
     ids = index.sample_ids(min(len(index), MAX_FIT_IMAGES), np.random.default_rng(0))
     frame = index.lookup(np.sort(ids), skip_unknown=True)
     if "path" not in frame or frame["path"].isna().all():

@@ -17,20 +17,10 @@ PRODUCT_SPEED = 64  # multiply-adds of a matrix product in the time of one look-
 
 @dataclass(frozen=True)
 class NeighborSets:
-    """One set of gallery rows per image, in compressed sparse row format.
+    """One set of gallery rows per image, in compressed sparse row format."""
 
-    Attributes:
-        starts: int64 [images + 1], where each image's set starts in `members`, and the end of the last one.
-        members: int64 [members], ascending within a set.
-
-    Example:
-        >>> sets = NeighborSets.from_pairs(np.array([1, 0, 1, 1]), np.array([5, 3, 2, 5]), num_images=3)
-        >>> sets.starts, sets.members
-        (array([0, 1, 3, 3]), array([3, 2, 5]))
-    """
-
-    starts: Integers
-    members: Integers
+    starts: Integers  # [images + 1], where each image's set starts in `members`, and the end of the last one
+    members: Integers  # ascending within a set
 
     @classmethod
     def from_pairs(cls, rows: Integers, members: Integers, num_images: int) -> NeighborSets:
@@ -57,11 +47,7 @@ class NeighborSets:
         return NeighborSets(starts - starts[0], self.members[starts[0] : starts[-1]])
 
     def expand(self, images: Integers) -> tuple[Integers, Integers]:
-        """List the members of the given images' sets, one set after the other.
-
-        Returns:
-            For each member the index into `images` of the image that it belongs to, and its index into `members`.
-        """
+        """The members of the given images' sets: for each the index into `images`, and that into `members`."""
         sizes = self.sizes[images]
         shifts = self.starts[images] - (np.cumsum(sizes) - sizes)
         return np.repeat(np.arange(len(images)), sizes), np.arange(sizes.sum()) + np.repeat(shifts, sizes)
@@ -70,23 +56,7 @@ class NeighborSets:
 def intersection_sizes(
     left: NeighborSets, left_images: Integers, right: NeighborSets, right_images: Integers, num_gallery: int
 ) -> Integers:
-    """Count the members that the sets of two images share, for many pairs of images.
-
-    Args:
-        left: the sets of the first images.
-        left_images: int64 [pairs], the first image of each pair; ascending.
-        right: the sets of the second images.
-        right_images: int64 [pairs], the second image of each pair.
-        num_gallery: number of gallery rows.
-
-    Returns:
-        int64 [pairs].
-
-    Example:
-        >>> sets = NeighborSets.from_pairs(np.array([0, 0, 1, 1]), np.array([0, 3, 3, 4]), num_images=2)
-        >>> intersection_sizes(sets, np.array([0, 0]), sets, np.array([0, 1]), num_gallery=5)
-        array([2, 1])
-    """
+    """The number of members that the sets of two images share, for many pairs; `left_images` ascend."""
     counts = np.empty(len(left_images), dtype=np.int64)
     height = max(1, min(MASK_BYTES // num_gallery, len(left.sizes)))
     mask = np.zeros((height, num_gallery), dtype=np.bool_)
@@ -101,10 +71,7 @@ def intersection_sizes(
 
 
 def _count(mask: Booleans, rows: Integers, sets: NeighborSets, images: Integers) -> Integers:
-    """Count the members of a set that a row of the mask contains, for pairs of both.
-
-    Large sets are counted by a matrix product, where that is faster.
-    """
+    """Count the members of a set that a row of the mask contains; large sets by a matrix product if that is faster."""
     counts, sizes = np.empty(len(rows), dtype=np.int64), sets.sizes[images]
     is_large = sizes >= LARGE_SET
     if is_large.any():

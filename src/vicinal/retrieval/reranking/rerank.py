@@ -205,11 +205,7 @@ class _Merger:
         return values[best], all_columns[best]
 
     def _increment_ranking(self, plain: Neighbors, increments: ScoreIncrements) -> tuple[Floats, Booleans]:
-        """Increment the scores of a ranking.
-
-        Returns:
-            The incremented similarities [queries, length], and which increments are of images in the ranking.
-        """
+        """The incremented similarities of a ranking, [queries, length], and which increments are of images in it."""
         count, length = plain.ids.shape
         positions = increments.positions(np.repeat(np.arange(count), length), plain.ids.ravel())
         found = positions >= 0

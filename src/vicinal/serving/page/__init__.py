@@ -17,11 +17,7 @@ router = APIRouter(include_in_schema=False)
 @router.api_route("/", methods=["GET", "HEAD"])
 @router.api_route("/static/{name}", methods=["GET", "HEAD"])
 def page(name: str = "index.html") -> Response:
-    """Answer with a file of the page.
-
-    Raises:
-        Problem: the page has no such file (404).
-    """
+    """Answer with a file of the page."""
     files = {file.name: file for file in resources.files(__name__).iterdir()}
     files |= {each: resources.files("vicinal.report.page").joinpath(each) for each in OF_REPORT}
     kind = MEDIA_TYPES.get(name.rpartition(".")[2])

@@ -6,7 +6,6 @@ import * as parts from "./parts.js";
 import { pictureIn, readPicture } from "./picture.js";
 import { Region } from "./region.js";
 import * as server from "./server.js";
-import { askToken } from "./token.js";
 import { Visits } from "./visits.js";
 
 const LARGE = 512; // pixels, of the image of the index that is searched with
@@ -15,6 +14,7 @@ const visits = new Visits(restore);
 const region = new Region(searchRegion);
 let running = null; // the search that is waited for
 let again = () => {}; // repeats the failed request
+let proceed = () => {}; // goes on with the token
 
 async function start() {
   let index;
@@ -221,6 +221,23 @@ byId("by-id").addEventListener("submit", (event) => {
   event.preventDefault();
   searchItem(byId("item").valueAsNumber);
 });
+
+// The token that the server asks for, typed once per tab; `isRefused`: the one that was sent is wrong.
+function askToken(onToken, isRefused = server.token.get() !== null) {
+  proceed = onToken;
+  byId("token-open").hidden = false;
+  byId("token-said").textContent = isRefused
+    ? "The server refused this token." : "This server asks for a token. It is kept until this tab is closed.";
+  byId("token-value").value = "";
+  if (!byId("token").open) byId("token").showModal();
+}
+
+byId("token-form").addEventListener("submit", () => {
+  server.token.set(byId("token-value").value.trim());
+  proceed();
+});
+byId("token-cancel").addEventListener("click", () => byId("token").close());
+byId("token-open").addEventListener("click", () => askToken(proceed, false));
 
 // A change of the options repeats the search.
 function searchAgain() {

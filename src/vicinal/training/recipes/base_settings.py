@@ -154,11 +154,7 @@ class BaseSettings:
 
     @property
     def launch(self) -> Launch:
-        """The launcher of the processes.
-
-        Raises:
-            InputError: they are not as many as the settings say.
-        """
+        """The launcher of the processes, which must be as many as the settings say."""
         launch = Launch.of()
         if launch.launcher is not None:
             raise InputError(f"{launch.launcher} started {launch.world_size} processes; a refiner is trained by one")
@@ -166,7 +162,6 @@ class BaseSettings:
 
     @property
     def length(self) -> RunLength:
-        """When the run ends."""
         return RunLength(self.epochs, self.max_steps, self.stop_epoch)
 
     def __post_init__(self) -> None:
@@ -184,7 +179,9 @@ class BaseSettings:
         decay = self.ema_decay
         require(decay is None or 0 < decay < 1, "ema_decay", decay, "above 0 and below 1, or null")
         self._check_batches()
-        self._check_momentum()
+        momentum_range, has_momentum = self.schedule.momentum_range, self.optimizer.name != "sgd"
+        fits = has_momentum or self.optimizer.momentum > 0 or momentum_range is None
+        require(fits, "schedule.momentum_range", momentum_range, "null with optimizer.momentum = 0")
 
     def _check_batches(self) -> None:
         batch_size, samples = self.batch_size, self.samples_per_class
@@ -198,11 +195,6 @@ class BaseSettings:
         if samples == 0:
             require_left_out(self, "", ("class_sampling",), "samples_per_class is above 0")
 
-    def _check_momentum(self) -> None:
-        has_momentum = self.optimizer.name != "sgd" or self.optimizer.momentum > 0
-        fits = has_momentum or self.schedule.momentum_range is None
-        require(fits, "schedule.momentum_range", self.schedule.momentum_range, "null with optimizer.momentum = 0")
-
 
 def check_lr_factors(factors: object) -> None:
     """Raise InputError unless all factors of the learning rate are finite and not negative."""
@@ -211,7 +203,6 @@ def check_lr_factors(factors: object) -> None:
 
 
 def check_metric(key: str, metric: str) -> None:
-    """Raise InputError unless there is such a metric."""
     from vicinal.evaluation.metrics import metric_by_name  # needs numpy, and the help does not
 
     try:

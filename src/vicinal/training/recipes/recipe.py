@@ -185,12 +185,7 @@ class BaseRecipe(ABC):
 
     @classmethod
     def _defaults(cls, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The defaults that depend on other settings or the machine, nested.
-
-        Args:
-            values: all settings, with the other defaults.
-            given: the settings that were given.
-        """
+        """The defaults that depend on other settings or the machine, nested; `values` has the other defaults."""
         return {"precision": cls.auto_precision(values["accelerator"])}
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
@@ -305,7 +300,10 @@ class Recipe(BaseRecipe):
         """The defaults that depend on machine and backbone: its learning rate, and the transform of its weights."""
         defaults = super()._defaults(values, given)
         backbone = values["model"]["backbone"]
-        if cls._may_be_small(values, given.get("model", {})):
+        # Left to the machine, and without a GPU. The weights of a file are those of ResNet-50.
+        is_named = bool(_NETWORK & given.get("model", {}).keys())
+        is_free = not is_named and isinstance(values["model"]["pretrained"], bool)
+        if is_free and not _has_gpu(values["accelerator"]):
             backbone = SMALL_BACKBONE
             defaults["model"] = {"backbone": backbone}
         try:
@@ -318,12 +316,6 @@ class Recipe(BaseRecipe):
         if embeds_patches(backbone):
             defaults["optimizer"] = {"lr": TRANSFORMER_LR}
         return defaults
-
-    @staticmethod
-    def _may_be_small(values: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-        """Whether the backbone is left to the machine, which has no GPU; weights of a file are those of ResNet-50."""
-        is_named = bool(_NETWORK & given.keys()) or not isinstance(values["model"]["pretrained"], bool)
-        return not is_named and not _has_gpu(values["accelerator"])
 
     def _chosen(self, table: Table) -> dict[str, Any]:
         """The batch, the learning rate of a smaller one, and the number of epochs where nothing limits the run.
@@ -422,7 +414,11 @@ class RefinerRecipe(BaseRecipe):
         self, values: dict[str, Any], given: frozenset[str] = frozenset(), allow_imports: tuple[str, ...] = ()
     ) -> None:
         super().__init__(values, given, allow_imports)
-        self._check_refiner()
+        with torch.device("meta"):
+            self.create_refiner(dim=max(1, self.model["num_heads"]))
+        neighbors = self.model["neighbors"]
+        is_trained = neighbors > 0 or self.model["context"] == "self"
+        require(is_trained, "refiner.neighbors", neighbors, "at least 1: without neighbors nothing is trained")
 
     def create_refiner(self, dim: int) -> ContextRefiner:
         """Create the refiner, with initial weights from the global random generator."""
@@ -430,11 +426,3 @@ class RefinerRecipe(BaseRecipe):
             return ContextRefiner(dim, **self.model)
         except InputError as error:
             raise InputError(str(error).replace("ContextRefiner: ", "refiner.", 1)) from None
-
-    def _check_refiner(self) -> None:
-        with torch.device("meta"):
-            self.create_refiner(dim=max(1, self.model["num_heads"]))
-        trainable = self.model["neighbors"] > 0 or self.model["context"] == "self"
-        require(
-            trainable, "refiner.neighbors", self.model["neighbors"], "at least 1: without neighbors nothing is trained"
-        )

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from inspect import Parameter
 from typing import Any, NoReturn, get_args, get_origin
 
 from vicinal.training.recipes import recipe_values
@@ -24,21 +25,7 @@ STUDY_SECTIONS = {"search": "tune", "grid": "sweep"}
 
 
 class RecipeCheck:
-    """Compares the settings that a user gave with a schema.
-
-    Args:
-        schema: the schema of the recipe.
-        verb: the verb of the command, for messages.
-        file: the recipe file, if there is one.
-        overrides: the settings of the command line, such as `--optimizer.lr=0.1`.
-        classes: the classes that settings may name.
-
-    Attributes:
-        given: the settings, nested; those of the command line override those of the file.
-
-    Raises:
-        InputError: the command line has something else than settings, or a setting without a value.
-    """
+    """Compares the settings that a user gave with a schema; those of the command line override those of the file."""
 
     def __init__(
         self,
@@ -61,9 +48,6 @@ class RecipeCheck:
         """Read the given settings as values of their types, nested; a class is a `ClassValue` with the given arguments.
 
         Nothing is imported or created: a setting that takes a class can name an offered one only.
-
-        Raises:
-            InputError: a key is unknown or cannot have its value; the first one.
         """
         return self._read_group(self.given, self.schema, "")
 
@@ -165,9 +149,8 @@ class RecipeCheck:
         if not isinstance(arguments, Mapping):
             self._fail(key, f"{key}.init_args is {one_line(as_yaml(arguments), 80)}; give the arguments of a class")
         read = self._read_group(arguments, schema, f"{key}.")
-        required = (
-            name for name, each in schema.items() if isinstance(each, recipe_values.Setting) and each.is_required
-        )
+        settings = {name: each for name, each in schema.items() if isinstance(each, recipe_values.Setting)}
+        required = (name for name, each in settings.items() if each.default is Parameter.empty)
         if missing := [name for name in required if name not in arguments]:
             self._fail(key, f"{key} = {kind.__name__} needs the arguments {', '.join(missing)}")
         if isinstance(value, Mapping) and path is not None:

@@ -46,21 +46,7 @@ BASE_LOSSES = ("Loss", "CenterBasedLoss", "PairLoss", "RankingLoss", "RowLoss") 
 
 
 class OfferedClasses:
-    """Finds classes by the names in recipes. Nothing is imported but the packages that the user allows.
-
-    Args:
-        allow_imports: packages or modules whose classes a recipe may name too, such as `my_losses`; they are imported.
-
-    Raises:
-        InputError: an allowed package cannot be imported.
-
-    Example:
-        >>> from vicinal.losses import Loss
-        >>> OfferedClasses().find(Loss, "MarginLoss").__name__
-        'MarginLoss'
-        >>> OfferedClasses().find(Loss, "os.system") is None
-        True
-    """
+    """Finds classes by the names in recipes. Nothing is imported but the packages or modules that the user allows."""
 
     def __init__(self, allow_imports: Sequence[str] = ()) -> None:
         self.allow_imports = tuple(allow_imports)
@@ -125,12 +111,6 @@ def with_defaults(given: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Values with the defaults of all settings of a schema, in its order, and classes with those of their arguments.
 
     Settings that a recipe cannot write, such as functions, are left to the constructor.
-
-    Example:
-        >>> from vicinal.losses import MarginLoss
-        >>> values = with_defaults({"margin": 0.3}, arguments_schema(MarginLoss))
-        >>> values["margin"], values["beta"], values["miner"].kind.__name__
-        (0.3, 1.2, 'DistanceWeightedMiner')
     """
     return dict(_with_defaults(given, schema))
 
@@ -188,11 +168,7 @@ class RefusedArgumentsError(InputError):
 
 
 def create(value: Any, key: str = "") -> Any:
-    """The value of a setting with the objects of its classes.
-
-    Raises:
-        RefusedArgumentsError: a constructor refuses its arguments.
-    """
+    """The value of a setting with the objects of its classes; RefusedArgumentsError if one refuses its arguments."""
     if isinstance(value, ClassValue):
         arguments = create(value.arguments, key)
         try:
@@ -209,11 +185,7 @@ def create(value: Any, key: str = "") -> Any:
 
 
 def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
-    """The dataclass of a schema with these values.
-
-    Raises:
-        InputError: the dataclass refuses a value.
-    """
+    """The dataclass of a schema with these values."""
     assert schema.kind is not None
     return schema.kind(
         **{
@@ -225,12 +197,7 @@ def create_settings(values: Mapping[str, Any], schema: Schema) -> Any:
 
 @cache
 def loss_names() -> list[str]:
-    """The losses that Vicinal offers, read from `__all__` of their modules without importing these.
-
-    Example:
-        >>> {"TripletLoss", "SiMix", "CrossBatchMemory"} <= set(loss_names())
-        True
-    """
+    """The losses that Vicinal offers, read from `__all__` of their modules without importing these."""
     names: list[str] = []
     for file in LOSS_FILES:
         body = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8")).body
@@ -242,18 +209,7 @@ def loss_names() -> list[str]:
 def unimported_schema(settings: type, loss: str, model: str, file: str, class_name: str) -> Schema:
     """The schema of a recipe without importing its model and losses, whose values are checked later.
 
-    Args:
-        settings: the dataclass of its settings.
-        loss: the name of the default loss.
-        model: the key of the model.
-        file: the file of the model's class.
-        class_name: its name.
-
-    Example:
-        >>> from vicinal.training.schedule import Schedule
-        >>> schema = unimported_schema(Schedule, "NTXentLoss", "model", "models/embedder.py", "Embedder")
-        >>> schema["name"].default, schema["model"]["dim"].default, schema["loss"].default
-        ('cosine', 512, 'NTXentLoss')
+    `model` is the key of the model, `file` and `class_name` are those of its class.
     """
     tree = ast.parse((Path(vicinal.__file__).parent / file).read_text(encoding="utf-8"))
     body = next(each.body for each in tree.body if isinstance(each, ast.ClassDef) and each.name == class_name)
@@ -269,16 +225,7 @@ def unimported_schema(settings: type, loss: str, model: str, file: str, class_na
 
 
 def import_path(kind: type) -> str:
-    """The shortest path from which a class can be imported.
-
-    Raises:
-        InputError: its module does not have it under its name.
-
-    Example:
-        >>> from vicinal.losses import MarginLoss
-        >>> import_path(MarginLoss)
-        'vicinal.losses.MarginLoss'
-    """
+    """The shortest path from which a class can be imported; its module must have it under its name."""
     parts = kind.__module__.split(".")
     parents = (".".join(parts[: number + 1]) for number in range(len(parts)))
     module = next((name for name in parents if getattr(sys.modules.get(name), kind.__name__, None) is kind), None)

@@ -37,11 +37,8 @@ class RecipeFile:
     those of the extended files, the later ones first, and then its own: groups are merged key by key, lists and all
     other values are replaced, and so is a class with its arguments where another class is named.
 
-    Args:
-        path: the file.
-        values: its settings, nested.
-        places: the file and line, from 1, of every key with dots. The arguments of a class, below `init_args`, are
-            named without it; the elements of a list are named by their position, such as `loss.losses[0].alpha`.
+    `places` has every key with dots. The arguments of a class, below `init_args`, are named without it; the elements of
+    a list are named by their position, such as `loss.losses[0].alpha`.
     """
 
     path: Path
@@ -50,13 +47,7 @@ class RecipeFile:
 
     @classmethod
     def read(cls, path: str | Path) -> RecipeFile:
-        """Read a file and those that it extends.
-
-        Raises:
-            InputError: one cannot be read, is not a YAML mapping, has a key twice, has a value that is not plain or
-                contains itself, exceeds the limits of :mod:`vicinal.utils.plain_yaml`, or extends itself; or there are
-                more than 32 of them.
-        """
+        """Read a file and those that it extends, within the limits of :mod:`vicinal.utils.plain_yaml`."""
         return cls._read_extended(Path(path), [], ())
 
     @classmethod
@@ -197,11 +188,7 @@ class Word(str):
 
 
 def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Key and value of each setting on the command line, `--key=value` or `--key value`.
-
-    Raises:
-        InputError: a word is not a setting, or a setting has no value, or one that is not plain.
-    """
+    """Key and value of each setting on the command line, `--key=value` or `--key value`."""
     words = list(overrides)
     while words:
         word = words.pop(0)

@@ -53,11 +53,6 @@ class Setting(NamedTuple):
         return [self._replace(type=each) for each in (get_args(self.type) if is_union else (self.type,))]
 
     @property
-    def is_required(self) -> bool:
-        """Whether there is no default."""
-        return self.default is Parameter.empty
-
-    @property
     def is_open(self) -> bool:
         """Whether the setting takes any plain values, as `dict[str, Any]` does."""
         return any(each in (Any, object) for each in _parts(self.type))
@@ -72,17 +67,11 @@ class Setting(NamedTuple):
         return "; ".join(filter(None, [_described(self.type), self.hint]))
 
 
-UNCHECKED = Setting("checked elsewhere")
-"""A setting whose name alone is checked."""
+UNCHECKED = Setting("checked elsewhere")  # a setting whose name alone is checked
 
 
 class Schema(dict[str, "Setting | Schema"]):
-    """Name -> setting, or the schema of a group of settings.
-
-    Args:
-        settings: the mapping itself.
-        kind: the class whose docstring describes the settings.
-    """
+    """Name -> setting, or the schema of a group of settings; the docstring of `kind` describes them."""
 
     def __init__(self, settings: Mapping[str, Setting | Schema], kind: type | None = None) -> None:
         super().__init__(settings)
@@ -102,17 +91,7 @@ def is_plain(value: Any) -> bool:
 
 
 def settings_schema(dataclass: Any, defaults: Any = None) -> Schema:
-    """The schema of a dataclass of settings; its fields that are dataclasses are groups.
-
-    Args:
-        dataclass: the class.
-        defaults: an instance whose values are the defaults; None: those of the class.
-
-    Example:
-        >>> from vicinal.training.schedule import Schedule
-        >>> settings_schema(Schedule)["decay"]
-        Setting(type=<class 'float'>, default=0.3, hint='')
-    """
+    """The schema of a dataclass of settings, with its defaults or an instance's; inner dataclasses are groups."""
     types = get_type_hints(dataclass)
     schema = Schema({}, dataclass)
     for field in fields(dataclass):
@@ -141,7 +120,6 @@ def arguments_schema(kind: Any) -> Schema:
 
 
 def setting_names(schema: Mapping[str, Setting | Schema], prefix: str = "") -> Iterator[str]:
-    """The names of all settings and groups, with dots."""
     for name, setting in schema.items():
         yield f"{prefix}{name}"
         if isinstance(setting, Schema):
@@ -161,18 +139,7 @@ def setting_of(schema: Schema, key: str) -> Setting:
 
 
 def read_value(kind: Any, value: Any) -> Any:
-    """A value of YAML, or a word of the command line, as a value of a type without classes.
-
-    Raises:
-        ValueError: it is not of the type.
-
-    Example:
-        >>> read_value(float, 1), read_value(tuple[int, ...], [1, 2]), read_value(float | None, Word("1e-3"))
-        (1.0, (1, 2), 0.001)
-        >>> read_value(int, 0.5)
-        Traceback (most recent call last):
-        ValueError: 0.5
-    """
+    """A value of YAML, or a word of the command line, as a value of a type without classes; else ValueError."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _read_first(inner, value)
@@ -224,11 +191,7 @@ def _read_list(kind: Any, values: list[Any]) -> Any:
 
 
 def element_types(kind: Any, number: int) -> tuple[Any, ...]:
-    """The types of the elements of a list of a type such as `list[int]`.
-
-    Raises:
-        ValueError: the list must have another number of elements.
-    """
+    """The types of the elements of a list of a type such as `list[int]`; ValueError for another number of elements."""
     inner = get_args(kind)
     if get_origin(kind) is not tuple or ... in inner:
         return number * inner[:1]
@@ -311,7 +274,6 @@ def setting_groups(schema: Schema) -> list[SettingGroup]:
 
 
 def settings_help(groups: list[SettingGroup]) -> str:
-    """The help of groups of settings."""
     parser = argparse.ArgumentParser(add_help=False, usage=argparse.SUPPRESS)
     for name, title, settings in groups:
         group = parser.add_argument_group(f"{name}: {title}".removeprefix(": ").replace("%", "%%"))
@@ -343,12 +305,7 @@ def _groups(name: str, schema: Schema) -> Iterator[SettingGroup]:
 
 
 def type_name(kind: Any) -> str:
-    """A type as it is written in code, without module names; null is None.
-
-    Example:
-        >>> type_name(tuple[float, float] | None)
-        'tuple[float, float] | null'
-    """
+    """A type as it is written in code, without module names, such as `tuple[float, float] | null`."""
     if kind is ... or kind is NoneType:
         return "..." if kind is ... else "null"
     origin, arguments = get_origin(kind), get_args(kind)

@@ -36,19 +36,12 @@ Curve: TypeAlias = Mapping[int, float]
 
 
 class Process(Protocol):
-    """A process that was started."""
+    """A process that was started: `subprocess.Popen` as far as a study needs it."""
 
-    def poll(self) -> int | None:
-        """The exit status; None while it runs."""
-
-    def terminate(self) -> None:
-        """Ask it to save its state and to end."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def wait(self) -> int:
-        """Wait for its end, and return the exit status."""
+    def poll(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
 
 
 Start: TypeAlias = Callable[[Sequence[str], Path, "Path | None", Mapping[str, str]], Process]
@@ -56,15 +49,9 @@ Start: TypeAlias = Callable[[Sequence[str], Path, "Path | None", Mapping[str, st
 
 
 def start_process(words: Sequence[str], messages: Path, output: Path | None, environment: Mapping[str, str]) -> Process:
-    """Start a command of Vicinal.
+    """Start a command of Vicinal; messages are appended to their file, and the file of its output is replaced.
 
     Ctrl-C on a terminal reaches the study alone, which then asks its processes to save their state.
-
-    Args:
-        words: of the command, such as `["train", "recipe.yaml", "--out", "run"]`.
-        messages: the file to which its messages are appended.
-        output: the file for its output, which is replaced; None: its output is discarded.
-        environment: variables that differ from this process's own.
     """
     with messages.open("ab") as stderr, Path(os.devnull if output is None else output).open("wb") as stdout:
         return subprocess.Popen(
@@ -101,16 +88,7 @@ def _devices(recipe: Recipe) -> list[str]:
 
 @dataclass
 class Runner:
-    """Runs the commands of a study.
-
-    Args:
-        folder: the study.
-        base: its recipe without the settings that vary.
-        jobs: number of runs at a time.
-        start: starts a command.
-        is_stopping: whether the study is being stopped.
-        allow_imports: packages whose classes recipes may name.
-    """
+    """Runs the commands of a study; the base is its recipe without the settings that vary."""
 
     folder: StudyFolder
     base: Recipe
@@ -125,15 +103,8 @@ class Runner:
     def train(self, name: str, recipe: Recipe, table: str, watch: Callable[[Curve], None] | None = None) -> Curve:
         """Train, or go on with a run that was interrupted, and return its validation scores.
 
-        Args:
-            name: of the run, which is the path of its folder in the study.
-            recipe: its settings.
-            table: the name of its table.
-            watch: called with the scores after each evaluation; if it raises, the run ends.
-
-        Raises:
-            TrainingStoppedError: the run failed, for this reason.
-            InterruptedRunError: the study is being stopped.
+        The name is the path of the folder of the run in the study. `watch` is called with the scores after each
+        evaluation; if it raises, the run ends.
         """
         run, metric = RunFolder(self.folder.path / name), recipe.settings.validation.metric
         if not run.model.is_dir():
@@ -145,16 +116,7 @@ class Runner:
         return read_curve(run.metrics, metric)
 
     def evaluate(self, name: str, words: Sequence[str]) -> dict[str, float]:
-        """The metrics of the model of a finished run on the test split.
-
-        Args:
-            name: of the run.
-            words: further options of `vicinal evaluate`.
-
-        Raises:
-            TrainingStoppedError: the evaluation failed, for this reason.
-            InterruptedRunError: the study is being stopped.
-        """
+        """The metrics of the model of a finished run on the test split, with further options of `vicinal evaluate`."""
         output = self.folder.file(name, ".out")
         words = ["evaluate", str(self.folder.path / name), "--split", "test", "--json", *words]
         self._run(name, words, lambda: None, output)
@@ -268,34 +230,19 @@ def read_curve(path: Path, metric: str) -> dict[int, float]:
 
 
 def mean_curve(curves: Sequence[Curve]) -> dict[int, float]:
-    """The mean over runs, at the epochs that all of them have; runs may stop early.
-
-    Example:
-        >>> mean_curve([{1: 0.5, 2: 0.75}, {1: 0.25, 2: 0.75, 3: 1.0}])
-        {1: 0.375, 2: 0.75}
-    """
+    """The mean over runs, at the epochs that all of them have; runs may stop early."""
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     return {epoch: sum(curve[epoch] for curve in curves) / len(curves) for epoch in common}
 
 
 def best_of(curve: Curve) -> Best:
-    """The best score of a curve.
-
-    Example:
-        >>> best_of({1: 0.5, 2: 0.75, 3: 0.75})
-        Best(score=0.75, epoch=2)
-    """
+    """The best score of a curve."""
     epoch = max(curve, key=lambda each: (curve[each], -each))
     return Best(curve[epoch], epoch)
 
 
 def evaluation_words(recipe: Recipe, settings: TuneSettings | SweepSettings) -> list[str]:
-    """The options of `vicinal evaluate` for the runs of a recipe: on its device, by the protocol of its benchmark.
-
-    Args:
-        recipe: of the runs.
-        settings: further metrics.
-    """
+    """The options of `vicinal evaluate` for the runs of a recipe: on its device, by the protocol of its benchmark."""
     words = ["--device", "cpu"] if recipe.settings.accelerator == "cpu" else []
     if BENCHMARK_PROTOCOLS.get(str(recipe.settings.data.source)) == VEHICLE_ID:
         words += ["--protocol", VEHICLE_ID]

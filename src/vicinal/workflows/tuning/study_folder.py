@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,48 +22,30 @@ if TYPE_CHECKING:
     from vicinal.data.table import Table
     from vicinal.training.recipes.recipe import Recipe
 
-MakeTables = Callable[[StudyRecipe], "dict[str, Table]"]
-
 
 @dataclass(frozen=True)
 class StudyFolder:
     """Where the files of a study lie.
 
-    =================  ===============================================================================================
-    recipe.yaml        the recipe with the settings that vary under `search` or `grid`
-    study.json         the options of the study
-    tables/            the images and splits of its runs; those of a search have no test images
-    trials.sqlite      all trials, their settings and scores: the database of Optuna's studies `search`, `seeds`, `grid`
-    trials/007/        the run folder of a trial (trials/007/fold1 with several folds); beside it trials/007.yaml, its
-                       recipe, and trials/007.log, its messages
-    seeds/007_1/       the same for the best trials with further seeds
-    best.yaml          the best recipe
-    replay.json        the trial that is replayed, and its recipe
-    final/             the run on all training classes
-    test.json          its metrics on the test split
-    report.html        the page about a search
-    cells/007_1/       the run of a cell of a grid, with its second seed
-    sweep.png          the picture of a grid
-    .lock              held by a command that begins the study or replays; several may work on the trials
-    =================  ===============================================================================================
-
-    Args:
-        path: the folder.
+    The tables of its runs are in `tables/`; those of a search have no test images. The run folder of a trial is
+    `trials/007/` (`trials/007/fold1` with several folds), and beside it are `trials/007.yaml`, its recipe, and
+    `trials/007.log`, its messages; `seeds/007_1/` is that of a best trial with a further seed, and `cells/007_1/` that
+    of a cell of a grid with its second seed. `.lock` is held by a command that begins the study or replays; several may
+    work on the trials.
     """
 
     path: Path
 
-    recipe = FileOf("recipe.yaml")
-    settings = FileOf("study.json")
-    trials = FileOf("trials.sqlite")
-    best = FileOf("best.yaml")
-    replayed = FileOf("replay.json")
-    test = FileOf("test.json")
-    page = FileOf("report.html")
-    picture = FileOf("sweep.png")
+    recipe = FileOf("recipe.yaml")  # with the settings that vary under `search` or `grid`
+    settings = FileOf("study.json")  # the options of the study
+    trials = FileOf("trials.sqlite")  # the database of Optuna's studies `search`, `seeds`, `grid`
+    best = FileOf("best.yaml")  # the best recipe
+    replayed = FileOf("replay.json")  # the trial that is replayed, and its recipe
+    test = FileOf("test.json")  # the metrics of the run `final`, on all training classes, on the test split
+    page = FileOf("report.html")  # about a search
+    picture = FileOf("sweep.png")  # of a grid
 
     def table(self, name: str) -> Path:
-        """The table of some runs."""
         return self.path / "tables" / f"{name}.parquet"
 
     def file(self, name: str, suffix: str) -> Path:
@@ -116,7 +98,6 @@ class StudyFolder:
         write_bytes(self.recipe, dump_yaml(recipe).encode())
 
     def store(self, section: str, settings: Mapping[str, Any]) -> None:
-        """Write the options of the study."""
         stored = {"verb": STUDY_SECTIONS[section], **settings}
         write_bytes(self.settings, (json.dumps(stored, indent=2) + "\n").encode())
 
@@ -137,7 +118,6 @@ class StudyFolder:
                 self._fail(f"{name} = {settings[name]} differs from the study's own {stored.get(name)}")
 
     def own_recipe(self, section: str, allow_imports: tuple[str, ...] = ()) -> StudyRecipe:
-        """The recipe of the study that is there."""
         return StudyRecipe.read(section, self.recipe, allow_imports=allow_imports)
 
     def _fail(self, difference: str) -> None:
@@ -147,29 +127,23 @@ class StudyFolder:
 
 def open_study(
     folder: StudyFolder,
-    given: StudyRecipe | None,
     section: str,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    allow_imports: Sequence[str],
     settings: Mapping[str, Any],
     fixed: tuple[str, ...],
-    make_tables: MakeTables,
-    allow_imports: Sequence[str] = (),
+    make_tables: Callable[[StudyRecipe], dict[str, Table]],
 ) -> StudyRecipe:
     """Begin a study in a folder, or continue the one that is there, and return its recipe.
 
-    Args:
-        folder: of the study.
-        given: the recipe with the settings that vary; None: that of the study that is there.
-        section: `search` or `grid`.
-        settings: the options of the study.
-        fixed: the options that must be those of the study that is there.
-        make_tables: name -> table of the runs of a new study.
-        allow_imports: packages whose classes a recipe may name, where none is given.
-
-    Raises:
-        InputError: the recipe is invalid, its data cannot be divided so, or the folder holds something else.
+    Without a recipe and overrides, that of the study is taken. The `fixed` settings must be those of the study that is
+    there; `make_tables` makes the tables of the runs of a new one.
     """
     from vicinal.training.recipes.recipe import Recipe
 
+    is_given = recipe is not None or bool(overrides)
+    given = StudyRecipe.read(section, recipe, overrides, allow_imports) if is_given else None
     folder.check_verb(section)
     if given is None:
         folder.check_study()
@@ -192,9 +166,7 @@ ALL, FINAL = "all", "final"
 def load_study_table(recipe: Recipe) -> Table:
     """The images of a recipe with their splits, without its noise, which each run adds to its own training images.
 
-    Raises:
-        InputError: they cannot be read or divided, or foreign images are among them: the runs of a search could not see
-            that they are test images.
+    Foreign images must not be among them: the runs of a search could not see that they are test images.
     """
     from vicinal.data import load_dataset  # loads pandas
     from vicinal.data.noise import check_foreign, load_foreign
@@ -207,27 +179,10 @@ def load_study_table(recipe: Recipe) -> Table:
 
 
 def search_tables(table: Table, held_out: str) -> dict[str, Table]:
-    """Divide the classes that are not for testing into training and validation.
+    """Divide the classes that are not for testing into training and validation, by the name of each division.
 
-    Args:
-        table: images with their splits.
-        held_out: the classes that validate: `half`, the second half of all classes in order; `val`, those of the split
-            val; or a number of folds, each of which validates once, while the others train.
-
-    Returns:
-        Name -> table with the splits train and val.
-
-    Raises:
-        InputError: it cannot be divided so.
-
-    Example:
-        >>> import pandas as pd
-        >>> from vicinal.data import Table
-        >>> split = ["train", "train", "train", "train", "test"]
-        >>> table = Table(pd.DataFrame({"label": ["a", "b", "c", "d", "e"], "split": split}))
-        >>> for name, each in search_tables(table, "half").items():
-        ...     print(name, each.subset("train").classes, each.subset("val").classes, each.splits)
-        half ['a', 'b'] ['c', 'd'] ['train', 'val']
+    `held_out` says which classes validate: `half`, the second half of all classes in order; `val`, those of the split
+    val; or a number of folds, each of which validates once, while the others train.
     """
     development = table.take((table.frame["split"] != "test").to_numpy(dtype=bool))
     if held_out == "val":
@@ -260,11 +215,7 @@ def final_table(table: Table) -> Table:
 
 
 def check_table(recipe: Recipe, table: Table) -> None:
-    """Check that a recipe can be trained on a table.
-
-    Raises:
-        InputError: too few classes or images for its batches, or to validate.
-    """
+    """Check that a table has enough classes and images for the batches of a recipe, and to validate."""
     from vicinal.data import check_trainable  # loads pandas
     from vicinal.training.training_data import create_sampler, require_validatable
 
@@ -277,6 +228,5 @@ def check_table(recipe: Recipe, table: Table) -> None:
 
 def with_table(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The values of a recipe that takes its images and their splits from a table."""
-    defaults = asdict(DataSettings())
-    own = {field.name: defaults[field.name] for field in fields(DataSettings) if field.name in DATA}
+    own = {name: default for name, default in asdict(DataSettings()).items() if name in DATA}
     return {**config, "data": {**config["data"], **own, "source": str(path)}}

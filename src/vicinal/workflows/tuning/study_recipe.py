@@ -30,11 +30,7 @@ WORDS = frozenset({"log", "range", "choices", "step"})
 
 @dataclass(frozen=True)
 class Choices:
-    """Some values of any kind, such as names, numbers or lists.
-
-    Args:
-        given: the values.
-    """
+    """Some values of any kind, such as names, numbers or lists."""
 
     given: tuple[Any, ...]
 
@@ -57,14 +53,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers between two bounds: integers if both bounds and the step are.
-
-    Args:
-        low: the lowest.
-        high: the highest.
-        step: the distance between two values; None: any number, or every integer.
-        log: whether the logarithms are equally likely instead of the numbers.
-    """
+    """The numbers between two bounds: integers if both bounds and the step are."""
 
     low: float
     high: float
@@ -73,15 +62,10 @@ class Range:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the numbers are integers."""
         return all(isinstance(each, int) for each in (self.low, self.high, self.step or 1))
 
     def values(self) -> tuple[float, ...]:
-        """All values, for a grid.
-
-        Raises:
-            ValueError: they are infinitely many.
-        """
+        """All values, for a grid; raises ValueError if they are infinitely many."""
         if self.step is None and (self.log or not self.is_integer):
             raise ValueError("a grid needs a list of values, or a range with a step")
         step = self.step or 1
@@ -90,7 +74,6 @@ class Range:
         return tuple(values if self.is_integer else (float(f"{value:.12g}") for value in values))
 
     def suggest(self, trial: Trial, key: str) -> float:
-        """The value of a trial."""
         if self.step is not None:  # Optuna wants the highest value to be one of the steps
             *_, highest = self.values()
             if self.is_integer:
@@ -101,11 +84,9 @@ class Range:
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
     def decoded(self, kept: Any) -> Any:
-        """The value of one that Optuna stores."""
         return kept
 
     def plain(self) -> dict[str, Any]:
-        """The spelling in a recipe."""
         step = {} if self.step is None else {"step": self.step}
         return {"log" if self.log else "range": [self.low, self.high], **step}
 
@@ -115,36 +96,16 @@ SearchSpace: TypeAlias = dict[str, Values]
 
 
 def read_space(given: Mapping[str, Any]) -> SearchSpace:
-    """Read the values of each key of a recipe.
+    """Read the values of each key of a recipe; errors begin with the key.
 
-    Args:
-        given: key -> `{log: [low, high]}`, `{range: [low, high]}`, either with `step`, a list or `{choices: [...]}`.
-            Keys have dots (`optimizer.lr`), or stand below those of their groups.
-
-    Raises:
-        InputError: something else; the message begins with the key.
-
-    Example:
-        >>> space = read_space({"optimizer": {"lr": {"log": [1e-5, 1e-3]}}, "loss.k": [1, 2]})
-        >>> space["optimizer.lr"]
-        Range(low=1e-05, high=0.001, step=None, log=True)
-        >>> read_space({"epochs": {"range": [10, 30], "step": 10}})["epochs"].values()
-        (10, 20, 30)
-        >>> read_space({"optimizer.lr": {"log": [0, 1]}})
-        Traceback (most recent call last):
-            ...
-        vicinal.utils.errors.InputError: optimizer.lr: log: [0, 1] must begin above 0
+    They are `{log: [low, high]}`, `{range: [low, high]}`, which may have a `step`, a list or `{choices: [...]}`. Keys
+    have dots (`optimizer.lr`), or stand below those of their groups.
     """
     return {key: _read_values(key, value) for key, value in _flat(given)}
 
 
 def plain_space(space: SearchSpace) -> dict[str, Any]:
-    """The values of each key as :func:`read_space` reads them.
-
-    Example:
-        >>> plain_space(read_space({"optimizer.lr": {"log": [1e-5, 1e-3]}, "loss.k": {"choices": [1, 2]}}))
-        {'optimizer.lr': {'log': [1e-05, 0.001]}, 'loss.k': [1, 2]}
-    """
+    """The values of each key as :func:`read_space` reads them."""
     return {key: values.plain() for key, values in space.items()}
 
 
@@ -210,15 +171,7 @@ FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "see
 
 @dataclass(frozen=True)
 class StudyRecipe:
-    """A recipe, and the values of the settings that a study varies.
-
-    Args:
-        section: the key of the recipe file under which these values are: `search` or `grid`.
-        file: the recipe file without this section; None: all settings have their defaults.
-        overrides: settings of the command line, such as `--optimizer.lr=0.1`.
-        space: key -> its values.
-        allow_imports: packages whose classes the recipe may name, as for :meth:`vicinal.Recipe.load`.
-    """
+    """A recipe, and the values of the settings that a study varies."""
 
     section: str
     file: RecipeFile | None
@@ -230,17 +183,9 @@ class StudyRecipe:
     def read(
         cls, section: str, path: str | Path | None, words: Sequence[str] = (), allow_imports: Sequence[str] = ()
     ) -> StudyRecipe:
-        """Read a recipe file with its section, and the settings of the command line.
+        """Read a recipe file with its section, and the settings of the command line, such as `--epochs 3`.
 
-        Args:
-            section: `search` or `grid`.
-            path: the file; None: everything is on the command line.
-            words: settings such as `--epochs 3`, and values of others such as `--search.optimizer.lr '[0.1, 0.2]'`.
-            allow_imports: packages whose classes the recipe may name.
-
-        Raises:
-            InputError: the file cannot be read, or a search space is invalid; whether its keys are those of a recipe
-                is for :meth:`check`.
+        Whether its keys are those of a recipe is for :meth:`check`.
         """
         file = None if path is None else RecipeFile.read(path)
         overrides, given = _split_words(section, words)
@@ -254,11 +199,7 @@ class StudyRecipe:
         return cls(section, file, tuple(overrides), space, tuple(allow_imports))
 
     def cells(self) -> list[dict[str, Any]]:
-        """Every combination of the values, the last key varying first.
-
-        Raises:
-            InputError: a key has infinitely many values.
-        """
+        """Every combination of the values, the last key varying first."""
         values = []
         for key, each in self.space.items():
             try:
@@ -270,12 +211,7 @@ class StudyRecipe:
     def check(self, schema: Schema, verb: str) -> RecipeCheck:
         """Check all settings, and the varied ones with each of their values, and return the check of the settings.
 
-        Args:
-            schema: of the recipe; one without the settings of model and loss can be had before torch is imported.
-            verb: of the command, for messages.
-
-        Raises:
-            InputError: an unknown key, or a value that a key cannot have.
+        A schema without the settings of model and loss can be had before torch is imported.
         """
         from vicinal.training.recipes.recipe_classes import OfferedClasses
 
@@ -302,11 +238,7 @@ class StudyRecipe:
         return self.recipe()
 
     def recipe(self, values: Mapping[str, Any] | None = None, seed: int | None = None) -> Recipe:
-        """The recipe with these values of the varied settings, and with another seed.
-
-        Raises:
-            InputError: as :meth:`vicinal.Recipe.load`.
-        """
+        """The recipe with these values of the varied settings, and with another seed."""
         from vicinal.training.recipes.recipe import Recipe
 
         varied = {**(values or {}), **({} if seed is None else {"seed": seed})}
@@ -323,12 +255,7 @@ class StudyRecipe:
 
 
 def override(key: str, value: Any) -> str:
-    """A setting as on the command line.
-
-    Example:
-        >>> override("schedule.steps", [25, 50]), override("loss", "MarginLoss"), override("max_grad_norm", None)
-        ('--schedule.steps=[25, 50]', '--loss=MarginLoss', '--max_grad_norm=null')
-    """
+    """A setting as on the command line."""
     return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
@@ -343,17 +270,14 @@ def _split_words(section: str, words: Sequence[str]) -> tuple[list[str], dict[st
     for word in pending:
         key, equals, text = word.removeprefix(f"--{section}.").partition("=")
         if word.startswith(f"--{section}."):
-            given[key] = _parsed(word, text if equals else next(pending, ""))
+            text = text if equals else next(pending, "")
+            try:
+                given[key] = load_yaml(text)
+            except yaml.YAMLError as error:
+                raise InputError(f"{word} {one_line(text, 80)}: {problem_of(error)}") from None
         else:
             others.append(word)
     return others, given
-
-
-def _parsed(word: str, text: str) -> Any:
-    try:
-        return load_yaml(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{word} {one_line(text, 80)}: {problem_of(error)}") from None
 
 
 def _read_space(given: Mapping[str, Any], section: str, file: RecipeFile | None) -> SearchSpace:

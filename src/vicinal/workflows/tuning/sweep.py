@@ -61,23 +61,15 @@ def sweep(
         InterruptedRunError: the study was interrupted; calling this again continues it.
     """
     settings, folder = settings or SweepSettings(), StudyFolder(Path(out))
-    is_given = recipe is not None or bool(overrides)
-    read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
     options = {**asdict(settings), "recall_at": _listed(settings.recall_at), "metrics": _listed(settings.metrics)}
-    study = open_study(folder, read, SECTION, options, FIXED, _make_tables, allow_imports)
+    study = open_study(folder, SECTION, recipe, overrides, allow_imports, options, FIXED, _make_tables)
     with StopRequest() as stop:
         runner = Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
         return Grid(study, settings, runner).run()
 
 
 class Grid:
-    """A grid that is under way.
-
-    Args:
-        study: the recipe and the values of its settings.
-        settings: the options.
-        runner: of the runs.
-    """
+    """A grid that is under way."""
 
     def __init__(self, study: StudyRecipe, settings: SweepSettings, runner: Runner) -> None:
         self.study, self.settings, self.runner = study, settings, runner
@@ -86,7 +78,6 @@ class Grid:
         self.failures: dict[tuple[int, int], str] = {}  # of this command; the next one tries them again
 
     def run(self) -> SweepResult:
-        """Do the rest of the study."""
         runs = [(cell, seed) for seed in range(self.settings.seeds) for cell in range(len(self.cells))]
         trials.enqueue(self.trials, [{"cell": cell, "seed": seed} for cell, seed in runs])
         try:

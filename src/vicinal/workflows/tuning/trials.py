@@ -29,15 +29,9 @@ LOCK_SECONDS = 60  # for which a command waits for another one that writes to th
 NUM_STARTUP = 5  # trials of all epochs before the median tells which ones are worse
 CURVE, METRICS, REASON, SURPLUS = "curve", "metrics", "reason", "surplus"  # attributes of a trial
 
-Objective = Callable[["Trial"], float]
-
 
 def import_optuna() -> Any:
-    """The module, with its messages about every trial turned off.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """The module, with its messages about every trial turned off."""
     try:
         import optuna
     except ImportError:
@@ -48,16 +42,7 @@ def import_optuna() -> Any:
 
 
 def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None) -> Study:
-    """Open the trials of a study, or begin them.
-
-    Args:
-        folder: the study.
-        name: of these trials.
-        pruner: by which rule trials are ended early; None: none is.
-
-    Raises:
-        InputError: Optuna is not installed, or the database is damaged.
-    """
+    """Open the trials of a study, or begin them; without a pruner, none is ended early."""
     optuna = import_optuna()
     from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
     from sqlalchemy.exc import SQLAlchemyError
@@ -83,13 +68,7 @@ def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None
 
 
 def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampler:
-    """Optuna's sampler of a search; each command that works on the study has another seed.
-
-    Args:
-        study: the trials, which count the commands.
-        settings: the options of the search.
-        seed: of the study.
-    """
+    """Optuna's sampler of a search; each command that works on the study, which counts them, has another seed."""
     from optuna.samplers import QMCSampler, RandomSampler, TPESampler
 
     number = study.user_attrs.get("commands", 0)
@@ -118,24 +97,16 @@ def make_pruner(settings: TuneSettings, num_epochs: int) -> BasePruner:
 
 def run_trials(
     study: Study,
-    objective: Objective,
+    objective: Callable[[Trial], float],
     num_trials: int | None,
     jobs: int,
     is_stopping: Callable[[], bool],
     on_end: Callable[[FrozenTrial], None],
 ) -> None:
-    """Run trials until enough have ended, those of other commands included.
+    """Run trials until enough have ended, those of other commands included; without a number, those that are enqueued.
 
-    Args:
-        study: the trials.
-        objective: returns the score of a trial. A TrainingStoppedError or InputError is the reason of its failure.
-        num_trials: number of trials; None: those that are enqueued.
-        jobs: number of trials at a time.
-        is_stopping: whether no more trials are started.
-        on_end: called with each trial that has ended.
-
-    Raises:
-        InterruptedRunError: `is_stopping`, after the last trial has ended.
+    A TrainingStoppedError or InputError of the objective is the reason of a failure. Raises InterruptedRunError where
+    `is_stopping`, after the last trial has ended.
     """
     from optuna.storages import RetryHeartbeatStaleTrialCallback, fail_stale_trials
 
@@ -166,8 +137,8 @@ def run_trials(
             RetryHeartbeatStaleTrialCallback()(study, trial)
 
     while not is_stopping():
-        running = num_in(study, "RUNNING")
-        free = num_in(study, "WAITING") if num_trials is None else num_trials - len(ended_trials(study)) - running
+        running, waiting = (len(in_states(study, state)) for state in ("RUNNING", "WAITING"))
+        free = waiting if num_trials is None else num_trials - len(ended_trials(study)) - running
         if free > 0:
             errors = (InputError, TrainingStoppedError)
             study.optimize(guarded, n_trials=free, n_jobs=jobs, catch=errors, callbacks=[ended])
@@ -185,11 +156,6 @@ def enqueue(study: Study, wanted: Sequence[Mapping[str, Any]]) -> None:
     for settings in wanted:
         if dict(settings) not in known:
             study.enqueue_trial(dict(settings))
-
-
-def num_in(study: Study, state: str) -> int:
-    """Number of trials in a state of Optuna."""
-    return len(in_states(study, state))
 
 
 def in_states(study: Study, *names: str) -> list[FrozenTrial]:
@@ -226,12 +192,7 @@ def curve_of(trial: FrozenTrial) -> Curve:
 
 
 def trial_name(number: int) -> str:
-    """The path of a trial's run in the study.
-
-    Example:
-        >>> trial_name(7)
-        'trials/007'
-    """
+    """The path of a trial's run in the study."""
     return f"trials/{number:03d}"
 
 

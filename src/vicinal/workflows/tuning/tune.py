@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vicinal.data import load_table
-from vicinal.report.page.study import shown_value
+from vicinal.report.page.study import State, StudyTrial, shown_value, states_text, write_study_page
 from vicinal.training.processes import StopRequest
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log
@@ -21,10 +22,9 @@ from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.settings import TuneSettings
 from vicinal.workflows.tuning import runs, study_folder, trials
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
-from vicinal.workflows.tuning.tune_result import TuneResult, tune_result, write_tune_page
 
 if TYPE_CHECKING:
-    from optuna import Trial
+    from optuna import Study, Trial
     from optuna.trial import FrozenTrial
 
     from vicinal.data.table import Table
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 SECTION = "search"
 MAX_FAILURES = 5  # of the first trials, after which the others would fail too
 EPOCH = "epoch"
+STATES: dict[str, State] = {
+    "COMPLETE": "complete", "PRUNED": "ended early", "FAIL": "failed", "RUNNING": "running", "WAITING": "running",
+}  # fmt: skip
 
 
 def tune(
@@ -70,10 +73,8 @@ def tune(
     """
     trials.import_optuna()
     settings, folder = settings or TuneSettings(), study_folder.StudyFolder(Path(out))
-    is_given = recipe is not None or bool(overrides)
-    read = StudyRecipe.read(SECTION, recipe, overrides, allow_imports) if is_given else None
-    make_tables = partial(_make_tables, settings=settings)
-    study = study_folder.open_study(folder, read, SECTION, asdict(settings), ("held_out",), make_tables, allow_imports)
+    given, make_tables = (recipe, overrides, allow_imports), partial(_make_tables, settings=settings)
+    study = study_folder.open_study(folder, SECTION, *given, asdict(settings), ("held_out",), make_tables)
     settings = replace(settings, held_out=folder.stored()["held_out"])
     if settings.replay:
         _require_test(load_table(folder.table(study_folder.FINAL)))
@@ -84,17 +85,57 @@ def tune(
             return search.run()
         finally:
             if search.trials.get_trials(deepcopy=False):
-                write_tune_page(search.result(), search.study, search.trials)
+                search.write_page()
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The result of a search.
+
+    Attributes:
+        metric: the metric of the scores.
+        best: the number of the best trial; None: none has a score.
+        trials: all trials.
+        importances: the importance of each setting for the score; empty if they are too few to tell.
+        test: the metrics on the test split by name, and the trial that was replayed; None if it was not evaluated.
+        recipe: the file of the best recipe.
+        page: the file of the page.
+    """
+
+    metric: str
+    best: int | None
+    trials: tuple[StudyTrial, ...]
+    importances: dict[str, float]
+    test: dict[str, Any] | None
+    recipe: Path
+    page: Path
+
+    @property
+    def best_trial(self) -> StudyTrial | None:
+        """The best trial."""
+        return next((trial for trial in self.trials if trial.number == self.best), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {**asdict(self), "recipe": str(self.recipe), "page": str(self.page)}
+
+    def __str__(self) -> str:
+        lines = [states_text(self.trials)]
+        best = self.best_trial
+        if best is not None:
+            lines.append(f"best: trial {best.number}, {self.metric} {best.score:.4f} after epoch {best.epoch}")
+            width = max((len(key) for key in best.values), default=0)
+            for key, value in best.values.items():
+                importance = f"   importance {self.importances[key]:.2f}" if key in self.importances else ""
+                lines.append(f"  {key:{width}}  {shown_value(value)}{importance}")
+        if self.test is not None:
+            values = ", ".join(f"{name} {100 * value:.2f} %" for name, value in self.test["metrics"].items())
+            lines.append(f"test, of trial {self.test['trial']}: {values}")
+        return "\n".join([*lines, f"recipe: {self.recipe}", f"page: {self.page}"])
 
 
 class RankedTrial(NamedTuple):
-    """A trial that has a score.
-
-    Attributes:
-        trial: the trial.
-        best: the best score of the mean over its seeds and folds, and its epoch.
-        seed_scores: the best score with each seed.
-    """
+    """A trial that has a score: the best of the mean over its seeds and folds, and the best one with each seed."""
 
     trial: FrozenTrial
     best: runs.Best
@@ -102,22 +143,11 @@ class RankedTrial(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number of the trial."""
         return trials.first_number(self.trial)
 
 
 class Search:
-    """A search that is under way.
-
-    Args:
-        study: the recipe and the values of its settings.
-        settings: the options.
-        runner: of the runs.
-
-    Attributes:
-        trials: of different settings.
-        seeds: the best ones with further seeds.
-    """
+    """A search that is under way: trials of different settings, then the best ones with further seeds."""
 
     def __init__(self, study: StudyRecipe, settings: TuneSettings, runner: runs.Runner) -> None:
         self.study, self.settings, self.runner, self.folder = study, settings, runner, runner.folder
@@ -131,7 +161,6 @@ class Search:
         self.seeds = trials.open_trials(self.folder, "seeds")
 
     def run(self) -> TuneResult:
-        """Do the rest of the study."""
         common = (self.settings.jobs, self.runner.is_stopping)
         trials.run_trials(self.trials, self._score, self.settings.trials, *common, on_end=self._end)
         self._require_scores()
@@ -147,18 +176,52 @@ class Search:
         return self.result()
 
     def result(self) -> TuneResult:
-        """The result so far."""
-        ranked = self.ranked()
-        scores = {each.number: (each.best, each.seed_scores) for each in ranked}
-        return tune_result(self.folder, self.study, self.trials, scores)
+        ranked, test = {each.number: each for each in self.ranked()}, self.folder.test
+        return TuneResult(
+            self.base.validation.metric,
+            next(iter(ranked), None),
+            tuple(
+                self._summary(each, ranked.get(trials.first_number(each))) for each in trials.shown_trials(self.trials)
+            ),
+            _importances(self.trials),
+            json.loads(test.read_text(encoding="utf-8")) if test.is_file() else None,
+            self.folder.best,
+            self.folder.page,
+        )
+
+    def write_page(self) -> None:
+        result = self.result()
+        write_study_page(
+            result.page,
+            result.trials,
+            metric=result.metric,
+            best=result.best,
+            recipe=result.recipe.read_text(encoding="utf-8") if result.recipe.is_file() else None,
+            importances=result.importances,
+            test=None if result.test is None else result.test["metrics"],
+            study=self.trials if len(trials.in_states(self.trials, "COMPLETE")) > 1 else None,
+            title=str(result.page.parent),
+        )
 
     def ranked(self) -> list[RankedTrial]:
         """The trials among which the seeds decide, the best one first."""
         return sorted((self._ranked(trial) for trial in self._top()), key=lambda each: -each.best.score)
 
     def values_of(self, trial: FrozenTrial) -> dict[str, Any]:
-        """The settings of a trial."""
-        return {key: values.decoded(trial.params[key]) for key, values in self.study.space.items()}
+        """The settings of a trial, as far as it has them."""
+        kept = trials.given(trial)
+        return {key: each.decoded(kept[key]) for key, each in self.study.space.items() if key in kept}
+
+    def _summary(self, trial: FrozenTrial, ranked: RankedTrial | None) -> StudyTrial:
+        number, state, values = trials.first_number(trial), STATES[trial.state.name], self.values_of(trial)
+        if ranked is not None:
+            return StudyTrial(number, state, values, ranked.best.score, ranked.best.epoch, ranked.seed_scores)
+        score, epoch = trial.value, trial.user_attrs.get(EPOCH)
+        reported = trial.intermediate_values
+        if state == "ended early" and reported:
+            epoch = max(reported, key=lambda each: reported[each])
+            score = reported[epoch]
+        return StudyTrial(number, state, values, score, epoch, reason=trial.user_attrs.get(trials.REASON, ""))
 
     @property
     def _further_seeds(self) -> range:
@@ -197,7 +260,7 @@ class Search:
         return next((each for each in ended if each.params == trial.params and each.number < trial.number), None)
 
     def _end(self, trial: FrozenTrial) -> None:
-        settings = ", ".join(f"{key} {shown_value(value)}" for key, value in self._values_so_far(trial).items())
+        settings = ", ".join(f"{key} {shown_value(value)}" for key, value in self.values_of(trial).items())
         if trial.state.name == "COMPLETE":
             text = f"{self.base.validation.metric} {trial.value:.4f} after epoch {trial.user_attrs[EPOCH]}"
         else:
@@ -206,9 +269,6 @@ class Search:
         self._delete_weights(trials.trial_name(trials.first_number(trial)))
         if trial.state.name == "FAIL":
             self._check_failures()
-
-    def _values_so_far(self, trial: FrozenTrial) -> dict[str, Any]:
-        return {key: each.decoded(trial.params[key]) for key, each in self.study.space.items() if key in trial.params}
 
     def _end_seed(self, trial: FrozenTrial) -> None:
         name = _seed_name(trials.given(trial)["trial"], trials.given(trial)["seed"])
@@ -234,13 +294,8 @@ class Search:
 
     def _require_scores(self) -> None:
         if not trials.in_states(self.trials, "COMPLETE"):
-            failed = self._failed()
-            why = (
-                f"the last one that failed: {failed[-1].user_attrs[trials.REASON]}"
-                if failed
-                else "all were ended early"
-            )
-            raise TrainingStoppedError(f"no trial has a score; {why}")
+            reasons = [f"the last one that failed: {trial.user_attrs[trials.REASON]}" for trial in self._failed()]
+            raise TrainingStoppedError(f"no trial has a score; {['all were ended early', *reasons][-1]}")
 
     def _top(self) -> list[FrozenTrial]:
         """The best trials, each combination of settings once."""
@@ -358,3 +413,19 @@ def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]
 def _require_test(table: Table) -> None:
     if "test" not in table.splits:
         raise InputError("the data has no split test, which replay evaluates; leave out --replay")
+
+
+def _importances(study: Study) -> dict[str, float]:
+    """The importance of each setting by fANOVA; empty if the trials are too few, or all of one score."""
+    import optuna
+
+    if len({trial.value for trial in trials.in_states(study, "COMPLETE")}) < 2:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about settings that only some trials have
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        try:
+            found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        except (ValueError, RuntimeError, ZeroDivisionError):  # settings that do not vary
+            return {}
+    return {key: float(value) for key, value in sorted(found.items(), key=lambda each: -each[1])}

@@ -35,40 +35,19 @@ SECRETS = ("password", "passwd", "pwd", "token", "secret", "api_key", "apikey", 
 
 @dataclass(frozen=True)
 class EngineURL:
-    """Where a remote index is; it holds no password.
+    """Where a remote index is; it holds no password."""
 
-    Attributes:
-        engine: `milvus` or `postgresql`.
-        table: the collection or table.
-        host: of the server; None: the default of the client, such as a local socket.
-        port: of the server.
-        user: the name of the user.
-        database: the database.
-        options: further settings of the connection, and the `schema` of a table.
-
-    Example:
-        >>> url = EngineURL.parse("postgresql://ann@db.example/shop?table=photos")
-        >>> url.engine, url.table, url.host, url.user, url.database
-        ('postgresql', 'photos', 'db.example', 'ann', 'shop')
-        >>> print(EngineURL.parse("milvus://localhost/photos"))
-        milvus://localhost:19530/photos
-    """
-
-    engine: str
-    table: str
-    host: str | None = None
+    engine: str  # milvus or postgresql
+    table: str  # or collection
+    host: str | None = None  # None: the default of the client, such as a local socket
     port: int | None = None
     user: str | None = None
     database: str | None = None
-    options: tuple[tuple[str, str], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()  # further settings of the connection, and the `schema` of a table
 
     @classmethod
     def parse(cls, text: str) -> EngineURL:
-        """Read a URL.
-
-        Raises:
-            InputError: it is not the URL of an engine, names no table, or holds a password.
-        """
+        """Read a URL; raises InputError if it names no table, or holds a password."""
         try:
             parts = urlsplit(text)
             host, port, password = parts.hostname, parts.port, parts.password
@@ -118,7 +97,6 @@ class EngineURL:
         return cls("postgresql", _checked_name(table), host, port, user, database, tuple(options.items()))
 
     def option(self, name: str) -> str | None:
-        """The value of an option, None if it is not given."""
         return dict(self.options).get(name)
 
     def __str__(self) -> str:
@@ -131,12 +109,7 @@ class EngineURL:
 
 
 def is_engine_url(place: object) -> bool:
-    """Whether the place of an index is the URL of an engine, and not a folder.
-
-    Example:
-        >>> is_engine_url("milvus://localhost:19530/photos"), is_engine_url("gallery/index")
-        (True, False)
-    """
+    """Whether the place of an index is the URL of an engine, and not a folder."""
     return isinstance(place, str | Path) and str(place).partition("://")[0].lower() in SCHEMES and "://" in str(place)
 
 

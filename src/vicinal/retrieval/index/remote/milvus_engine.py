@@ -29,10 +29,12 @@ from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     MAX_BATCH,
     REQUEST_SECONDS,
+    Missing,
     RemoteEngine,
     Rows,
     StaleGenerationError,
     TransientFault,
+    sorted_neighbors,
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
@@ -63,8 +65,6 @@ REFUSED_STATES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DE
 
 
 class MilvusEngine(RemoteEngine):
-    """Collections of Milvus, and aliases of them."""
-
     name: ClassVar[str] = "milvus"
     kinds: ClassVar[tuple[Kind, ...]] = ("exact", "hnsw", "sq8", "ivfpq", "rabitq")
     max_k: ClassVar[int] = 16_384
@@ -215,18 +215,13 @@ class MilvusEngine(RemoteEngine):
             return self._generation(client, table, self.generation)
 
     def _generation(self, client: Any, table: str, generation: str | None) -> str:
-        """The name of the collection of a generation."""
         if generation is not None:
             return _of_generation(table, generation)
         first, second = _versions(table)
         return first if client.has_collection(first, timeout=self._seconds) else second
 
     def _own(self, client: Any, table: str, is_written: bool = False) -> str:
-        """The collection that a table means to this engine: an alias may mean that of a newer generation by now.
-
-        Raises:
-            StaleGenerationError: it does, and that of this engine's generation is gone, or is to be written.
-        """
+        """The collection that a table means to this engine: an alias may mean that of a newer generation by now."""
         if table != self.url.table or self._source is not None:  # a collection, or the index that is upgraded
             return table
         generation = self.generation  # a service changes it
@@ -250,9 +245,7 @@ class MilvusEngine(RemoteEngine):
         if self._stored_facts(name) is None:
             self._store_facts(name, facts)
 
-    def missing(
-        self, table: str, present: str | None, after: int, limit: int
-    ) -> tuple[Integers, list[str], int | None]:
+    def missing(self, table: str, present: str | None, after: int, limit: int) -> Missing:
         """Also give the columns of images that changed since, and drop those that were deleted."""
         source, own, kinds = self._both(table)
         if after < 0 and not self._is_switched:
@@ -372,11 +365,11 @@ class MilvusEngine(RemoteEngine):
         return number if at_most is None else min(number, at_most)
 
     def search(self, table: str, queries: Floats, k: int, where: str | None, facts: Mapping[str, Any]) -> Neighbors:
-        neighbors = Neighbors(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64))
+        found: list[list[tuple[int, float]]] = []
         size = max(1, min(256, MAX_RESULTS // k))
         for start in range(0, len(queries), size):
             with self._faults(table) as client:
-                found = client.search(
+                hits_of_queries = client.search(
                     self._own(client, table),
                     data=queries[start : start + size].tolist(),
                     anns_field=VECTOR,
@@ -386,11 +379,8 @@ class MilvusEngine(RemoteEngine):
                     output_fields=[],
                     timeout=self._seconds,
                 )
-            for row, hits in enumerate(found, start):
-                best = sorted(((hit["id"], hit["distance"]) for hit in hits), key=lambda hit: (-hit[1], hit[0]))
-                neighbors.ids[row, : len(best)] = [hit[0] for hit in best]
-                neighbors.scores[row, : len(best)] = [hit[1] for hit in best]
-        return neighbors
+            found += [[(hit["id"], hit["distance"]) for hit in hits] for hits in hits_of_queries]
+        return sorted_neighbors(found, k)
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> str:
         if self._is_lite is None:
@@ -448,9 +438,11 @@ class MilvusEngine(RemoteEngine):
             details = error.details() if isinstance(error, grpc.RpcError) else error.message
             message = one_line(self._without_token(str(details or error)), 300)
             if code == NOT_LOADED and table is not None:
-                self._load(self._opened_name(table))
+                with self._faults() as client:  # which the server has not loaded, as after a restart
+                    client.load_collection(self._opened_name(table), timeout=self._seconds)
                 raise TransientFault(message) from None
-            if code in TRANSIENT_STATES or code in TRANSIENT_CODES or _is_transient(message):
+            is_transient = any(word in message.lower() for word in TRANSIENT_WORDS)
+            if code in TRANSIENT_STATES or code in TRANSIENT_CODES or is_transient:
                 raise TransientFault(message) from None
             if code in NOT_FOUND and table == self.url.table and self._opened.pop(self.generation, ""):
                 raise TransientFault(message) from None  # built again: the alias means another collection
@@ -460,11 +452,6 @@ class MilvusEngine(RemoteEngine):
                 ) from None
             kind = EngineRefusedError if code in REFUSED_STATES else InputError
             raise kind(f"Milvus: {message}") from None
-
-    def _load(self, table: str) -> None:
-        """Load a collection that the server has not loaded, as after a restart."""
-        with self._faults() as client:
-            client.load_collection(table, timeout=self._seconds)
 
     def _without_token(self, message: str) -> str:
         for secret in filter(None, [self._token, *self._token.split(":", 1)[1:]]):
@@ -490,10 +477,6 @@ def _version(record: Record) -> str:
 def _facts_of(collection: str) -> str:
     """The filter of the facts of a collection, with those of its columns."""
     return f'name == "{collection}" or facts["{OWNER}"] == "{collection}"'
-
-
-def _is_transient(message: str) -> bool:
-    return any(word in message.lower() for word in TRANSIENT_WORDS)
 
 
 def _build_parameters(kind: Kind, dim: int) -> dict[str, Any]:

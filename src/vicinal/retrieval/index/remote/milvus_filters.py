@@ -51,13 +51,7 @@ def pattern(text: str) -> str:
 
 
 class MilvusWriter(ConditionWriter[str]):
-    """Writes conditions as expressions.
-
-    Args:
-        kinds: of the columns.
-        text: the condition, for messages.
-        has_escapes: whether % and _ of a pattern can stand for themselves; in Milvus Lite they cannot.
-    """
+    """Writes conditions as expressions; in Milvus Lite, % and _ of a pattern cannot stand for themselves."""
 
     def __init__(self, kinds: Mapping[str, ColumnKind], text: str, has_escapes: bool = True) -> None:
         super().__init__(kinds, text)
@@ -92,7 +86,7 @@ class MilvusWriter(ConditionWriter[str]):
 
 
 def path_expression(path: str) -> str:
-    """The images of a file, or of those in a folder and below: texts between two others, as no pattern is needed then.
+    """The images of a file, or of those in a folder and below: texts between two others, as no pattern is needed.
 
     Example:
         >>> path_expression("/photos/")

@@ -20,12 +20,13 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import (
     CONNECT_SECONDS,
     REQUEST_SECONDS,
-    Pool,
+    Missing,
     RemoteEngine,
     Result,
     Rows,
     StaleGenerationError,
     TransientFault,
+    sorted_neighbors,
 )
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.utils.arrays import Floats, Integers
@@ -62,21 +63,17 @@ MAX_BREADTH = 1_000  # hnsw.ef_search
 
 
 class PostgresConnections:
-    """Open connections to a database, each of which is used by one call at a time.
-
-    Args:
-        url: of the index.
-        timeout: seconds during which a call is repeated after faults that may pass.
-    """
+    """Open connections to a database, each of which is used by one call at a time."""
 
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
-        self._pool = Pool(self.connect, lambda connection: connection.close())
+        self._idle: list[Any] = []
         self._own = threading.local()  # the connection of the transaction of a thread
 
     def close(self) -> None:
-        """Close the idle connections."""
-        self._pool.close()
+        with suppress(IndexError):  # of which other threads take some meanwhile
+            while True:
+                self._idle.pop().close()
 
     @contextmanager
     def pinned(self) -> Iterator[Any]:
@@ -93,18 +90,15 @@ class PostgresConnections:
 
     @contextmanager
     def take(self) -> Iterator[Any]:
-        """A connection for one call; a broken one is not used again.
-
-        Raises:
-            TransientFault: the call failed in a way that may pass.
-            EngineRefusedError: the database refuses the connection, or lacks a table.
-            InputError: the call failed otherwise.
-        """
+        """A connection for one call, whose errors are translated; a broken one is not used again."""
         with _faults():
             if (own := getattr(self._own, "connection", None)) is not None:
                 yield own
                 return
-            connection = self._pool.take()
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self.connect()
             try:
                 if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                     raise psycopg.OperationalError("the connection is in an unknown state")
@@ -113,19 +107,15 @@ class PostgresConnections:
                 yield connection
             except BaseException:
                 if connection.broken:  # so are the others, if the server has ended
-                    self._pool.close()
+                    self.close()
                 with suppress(psycopg.Error):
                     connection.close()
                 raise
-            self._pool.give_back(connection)
+            self._idle.append(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A block in which this thread has one connection, all of whose changes are made at its end, or none.
-
-        Raises:
-            EngineUnavailableError: the connection is lost within it.
-        """
+        """A block in which this thread has one connection, all of whose changes are made at its end, or none."""
         try:
             with self.pinned() as connection, connection.transaction():
                 yield connection
@@ -197,8 +187,6 @@ def _faults() -> Iterator[None]:
 
 
 class PostgresEngine(RemoteEngine):
-    """Tables of PostgreSQL."""
-
     name: ClassVar[str] = "postgresql"
     kinds: ClassVar[tuple[Kind, ...]] = ("exact", "hnsw", "binary")
     max_k: ClassVar[int] = 100_000
@@ -239,18 +227,12 @@ class PostgresEngine(RemoteEngine):
         connection.execute(query, [table])
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
+        facts = sql.SQL("CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, facts json NOT NULL)")
+        items = sql.SQL("CREATE TABLE IF NOT EXISTS {} (id bigint PRIMARY KEY, {} vector({}) NOT NULL)")
         with self._connections.take() as connection:
             create_extension(connection)
-            connection.execute(
-                sql.SQL("CREATE TABLE IF NOT EXISTS {} (name text PRIMARY KEY, facts json NOT NULL)").format(
-                    self._table(FACTS)
-                )
-            )
-            connection.execute(
-                sql.SQL("CREATE TABLE IF NOT EXISTS {} (id bigint PRIMARY KEY, {} vector({}) NOT NULL)").format(
-                    self._table(table), sql.Identifier(VECTOR), sql.Literal(dim)
-                )
-            )
+            connection.execute(facts.format(self._table(FACTS)))
+            connection.execute(items.format(self._table(table), sql.Identifier(VECTOR), sql.Literal(dim)))
 
     def finish(self, table: str, dim: int, kind: Kind) -> None:
         if kind == "exact":
@@ -331,9 +313,7 @@ class PostgresEngine(RemoteEngine):
             optional = sql.SQL("{} ALTER COLUMN {} DROP NOT NULL")
             connection.execute(optional.format(alter, sql.Identifier(vector_column(present))))
 
-    def missing(
-        self, table: str, present: str | None, after: int, limit: int
-    ) -> tuple[Integers, list[str], int | None]:
+    def missing(self, table: str, present: str | None, after: int, limit: int) -> Missing:
         query = sql.SQL(
             "SELECT id, md5(vector_send({})) FROM {} WHERE {} IS NULL AND id > %s ORDER BY id LIMIT %s"
         ).format(sql.Identifier(vector_column(present)), self._table(table), sql.Identifier(self._vectors))
@@ -359,26 +339,17 @@ class PostgresEngine(RemoteEngine):
 
     def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
         with self._connections.take() as connection:
-            found = self._vector_columns(connection, table)
-            self._drop_columns(connection, table, set(found) - set(map(vector_column, keep)))
+            for column in set(self._columns(connection, table, VECTOR, GENERATION)) - set(map(vector_column, keep)):
+                self._drop_column(connection, table, column)
 
-    def _drop_columns(self, connection: Any, table: str, columns: Collection[str]) -> None:
-        for column in columns:
-            drop = sql.SQL("ALTER TABLE {} DROP COLUMN {}")
-            connection.execute(drop.format(self._table(table), sql.Identifier(column)))
+    def _drop_column(self, connection: Any, table: str, column: str) -> None:
+        drop = sql.SQL("ALTER TABLE {} DROP COLUMN {}")
+        connection.execute(drop.format(self._table(table), sql.Identifier(column)))
 
     @property
     def _vectors(self) -> str:
         """The column with the vectors of the generation of this engine."""
         return vector_column(self.generation)
-
-    def _vector_columns(self, connection: Any, table: str) -> list[str]:
-        """The columns with the vectors of all generations."""
-        return self._columns(connection, table, VECTOR, GENERATION)
-
-    def _codes_columns(self, connection: Any, table: str) -> list[str]:
-        """The columns with the local features of all encoders."""
-        return self._columns(connection, table, CODES, ENCODER)
 
     def _columns(self, connection: Any, table: str, name: str, prefix: str) -> list[str]:
         """The columns of a name, or of one that begins with a prefix."""
@@ -416,18 +387,15 @@ class PostgresEngine(RemoteEngine):
         listed = sql.SQL(", ").join(columns)
         values = [sql.SQL("{0} = excluded.{0}").format(column) for column in columns[1:]]
         with self._connections.take() as connection, connection.transaction():
-            connection.execute(
-                sql.SQL("CREATE TEMPORARY TABLE vicinal_rows ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0").format(
-                    listed, self._table(table)
-                )
-            )
+            create = sql.SQL("CREATE TEMPORARY TABLE vicinal_rows ON COMMIT DROP AS SELECT {} FROM {} LIMIT 0")
+            connection.execute(create.format(listed, self._table(table)))
             with connection.cursor().copy(sql.SQL("COPY vicinal_rows ({}) FROM STDIN").format(listed)) as copy:
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
-            for codes in self._codes_columns(connection, table):
+            for codes in self._columns(connection, table, CODES, ENCODER):
                 connection.execute(_without_changed_codes(self._table(table), sql.Identifier(codes), own))
             kept = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
-            for name in set(self._vector_columns(connection, table)) - {self._vectors}:
+            for name in set(self._columns(connection, table, VECTOR, GENERATION)) - {self._vectors}:
                 values.append(kept.format(sql.Identifier(name), own))
             insert = "INSERT INTO {} AS stored ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}"
             connection.execute(sql.SQL(insert).format(self._table(table), listed, listed, sql.SQL(", ").join(values)))
@@ -470,7 +438,6 @@ class PostgresEngine(RemoteEngine):
         self, table: str, queries: Floats, k: int, where: SQLFilter | None, facts: Mapping[str, Any]
     ) -> Neighbors:
         """By the index of the table; where it finds fewer than k, by comparing with all rows."""
-        neighbors = Neighbors(np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64))
         breadth = min(max(HNSW_SEARCH, 2 * k), MAX_BREADTH)
         with self._connections.take() as connection, connection.transaction():
             connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(breadth)))
@@ -481,11 +448,7 @@ class PostgresEngine(RemoteEngine):
                 again = self._nearest(connection, table, queries[missing], k, where or EVERY_ROW, "exact", facts)
                 for row, each in zip(missing, again, strict=True):
                     found[row] = each
-        for row, each in enumerate(found):
-            best = sorted(each, key=lambda match: (-match[1], match[0]))
-            neighbors.ids[row, : len(best)] = [match[0] for match in best]
-            neighbors.scores[row, : len(best)] = [match[1] for match in best]
-        return neighbors
+        return sorted_neighbors(found, k)
 
     def _nearest(
         self, connection: Any, table: str, queries: Floats, k: int, where: SQLFilter, kind: Kind,
@@ -527,8 +490,8 @@ class PostgresEngine(RemoteEngine):
 
     def drop_codes(self, table: str, keep: Collection[str | None]) -> None:
         with self._connections.take() as connection:
-            found = self._codes_columns(connection, table)
-            self._drop_columns(connection, table, set(found) - set(map(codes_column, keep)))
+            for column in set(self._columns(connection, table, CODES, ENCODER)) - set(map(codes_column, keep)):
+                self._drop_column(connection, table, column)
 
     def without_codes(self, encoder: str | None) -> SQLFilter:
         return SQLFilter(f'"{codes_column(encoder)}" IS NULL')

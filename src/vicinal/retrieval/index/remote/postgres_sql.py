@@ -32,17 +32,11 @@ def column_key(name: str) -> str:
 
 
 def column_name(name: str) -> sql.Identifier:
-    """The quoted name of a column."""
     return sql.Identifier(column_key(name))
 
 
 class PostgresWriter(SQLWriter):
-    """Writes conditions in SQL.
-
-    Args:
-        kinds: of the columns.
-        text: the condition, for messages.
-    """
+    """Writes conditions in SQL."""
 
     def __init__(self, kinds: Mapping[str, ColumnKind], text: str) -> None:
         super().__init__(kinds, text, _quoted)
@@ -81,7 +75,6 @@ def vector_column(generation: str | None) -> str:
 
 
 def codes_column(encoder: str | None) -> str:
-    """The column of the local features of an encoder."""
     return CODES if encoder is None else ENCODER + encoder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,6 +23,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, InputError, one_line
 
 Result = TypeVar("Result")
+Missing = tuple[Integers, list[str], int | None]
+"""Ids, ascending, what identifies their present vectors, and the id to go on with; None: no more."""
 RETRY_SECONDS = 30.0  # during which a call is repeated
 CONNECT_SECONDS = 10.0  # for the first answer of a server
 REQUEST_SECONDS = 60.0  # after which a call that has no answer has failed
@@ -42,17 +43,11 @@ class TransientFault(Exception):  # noqa: N818  (it never leaves this package)
 
 @dataclass
 class Rows:
-    """Rows of an index.
-
-    Attributes:
-        ids: int64 [n].
-        records: n, their columns; missing values are left out.
-        vectors: float32 [n, dim] if they were asked for.
-    """
+    """Rows of an index."""
 
     ids: Integers
-    records: list[Record]
-    vectors: Floats | None = None
+    records: list[Record]  # their columns; missing values are left out
+    vectors: Floats | None = None  # float32 [n, dim] if they were asked for
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,7 +64,6 @@ class Rows:
         return cls(ids, records, np.concatenate([np.empty((0, dim), np.float32), *vectors]))
 
     def subset(self, positions: Integers) -> Rows:
-        """Some of the rows."""
         vectors = None if self.vectors is None else self.vectors[positions]
         return Rows(self.ids[positions], [self.records[row] for row in positions.tolist()], vectors)
 
@@ -84,21 +78,14 @@ class StaleGenerationError(EngineRefusedError):
 class RemoteEngine(ABC):
     """A database that holds tables of vectors.
 
-    Every method may raise :class:`TransientFault`, and may then be called again: writing the same rows twice
-    changes nothing. All take the name of a table, since an index is built beside the one that it replaces.
-
-    Args:
-        url: of the index.
-        timeout: seconds during which a call is repeated after faults that may pass.
-
-    Attributes:
-        generation: that whose vectors are read, written and searched; None: those that the index was built with.
+    Every method may raise :class:`TransientFault`, and may then be called again: writing the same rows twice changes
+    nothing. All take the name of a table, since an index is built beside the one that it replaces.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]]
     max_k: ClassVar[int]
-    generation: str | None = None
+    generation: str | None = None  # whose vectors are read, written and searched; None: those of the build
 
     def __init__(self, url: EngineURL, timeout: float) -> None:
         self.url, self.timeout = url, timeout
@@ -111,8 +98,7 @@ class RemoteEngine(ABC):
         """The facts of an index; None if no index has this name."""
 
     @abstractmethod
-    def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
-        """Replace the facts of an index."""
+    def write_facts(self, table: str, facts: Mapping[str, Any]) -> None: ...
 
     def change_facts(self, table: str, changes: Mapping[str, Any]) -> dict[str, Any] | None:
         """Change some facts of an index and return all; None removes one. None is returned if there is no index."""
@@ -146,11 +132,7 @@ class RemoteEngine(ABC):
         """Make room for columns of these kinds; False if rows must be written again for that."""
 
     def only_one(self, table: str) -> AbstractContextManager[object]:
-        """A block in which no other process builds or upgrades the index, where the database has such locks.
-
-        Raises:
-            InputError: another process does.
-        """
+        """A block in which no other process builds or upgrades the index, where the database has such locks."""
         return nullcontext()
 
     # generations: vectors of different models for the same images
@@ -164,14 +146,8 @@ class RemoteEngine(ABC):
         """Make room for the vectors of this engine's generation, by its facts, beside the present one."""
 
     @abstractmethod
-    def missing(
-        self, table: str, present: str | None, after: int, limit: int
-    ) -> tuple[Integers, list[str], int | None]:
-        """Some images above an id that have no vector of this engine's generation.
-
-        Returns:
-            Their ids, ascending, what identifies their present vectors, and the id to go on with; None: no more.
-        """
+    def missing(self, table: str, present: str | None, after: int, limit: int) -> Missing:
+        """Some images above an id that have no vector of this engine's generation."""
 
     @abstractmethod
     def fill(self, table: str, present: str | None, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
@@ -199,8 +175,7 @@ class RemoteEngine(ABC):
         """Write rows in place of those with the same ids."""
 
     @abstractmethod
-    def delete(self, table: str, ids: Integers) -> None:
-        """Delete the rows of the given ids that exist."""
+    def delete(self, table: str, ids: Integers) -> None: ...
 
     @abstractmethod
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
@@ -221,11 +196,7 @@ class RemoteEngine(ABC):
     # local features, which not every database stores
 
     def create_codes(self, table: str, encoder: str | None) -> None:
-        """Make room for codes of local features by an encoder; those of before are deleted.
-
-        Raises:
-            InputError: the database stores none.
-        """
+        """Make room for codes of local features by an encoder; those of before are deleted."""
         raise InputError(NO_CODES)
 
     def write_codes(self, table: str, encoder: str | None, ids: Integers, codes: Sequence[bytes]) -> None:
@@ -245,31 +216,27 @@ class RemoteEngine(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def filter(self, condition: Condition, kinds: Kinds, text: str) -> Any:
-        """The filter of a condition."""
+    def filter(self, condition: Condition, kinds: Kinds, text: str) -> Any: ...
 
     @abstractmethod
     def path_filter(self, path: str, kinds: Kinds) -> Any:
         """The filter of the images of a file, or of those in a folder and below."""
 
     @abstractmethod
-    def id_filter(self, ids: Integers) -> Any:
-        """The filter of some ids."""
+    def id_filter(self, ids: Integers) -> Any: ...
 
     @abstractmethod
     def exclude(self, where: Any, number: int) -> Any:
         """A filter without one id; None filters nothing else."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Give back the connections."""
+    def close(self) -> None: ...
 
     def check_build(self, kind: Kind, dim: int, rescore: int | None) -> None:
         """Raise InputError if no index of a kind can be built."""
         self.check_kind(kind)
 
     def check_kind(self, kind: Kind) -> None:
-        """Raise InputError if the database has no indexes of a kind."""
         if kind not in self.kinds:
             raise InputError(f"{self.name} has no indexes of kind {kind}; use {', '.join(self.kinds)}")
 
@@ -280,11 +247,7 @@ class RemoteEngine(ABC):
     # calls
 
     def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-        """Call a method, and again after faults that may pass, with growing pauses.
-
-        Raises:
-            EngineUnavailableError: it fails for too long.
-        """
+        """Call a method, and again after faults that may pass, with growing pauses."""
         limit = self.timeout if self._is_connected else min(self.timeout, CONNECT_SECONDS)
         deadline, pause, attempts = time.monotonic() + limit, FIRST_PAUSE, 0
         while True:
@@ -310,11 +273,7 @@ def batch_rows(dim: int) -> int:
 
 
 def connect(url: EngineURL, timeout: float = RETRY_SECONDS) -> RemoteEngine:
-    """Return the engine of a URL; the server is asked when something is needed of it.
-
-    Raises:
-        InputError: the client of the database is not installed.
-    """
+    """The engine of a URL; the server is asked when something is needed of it."""
     if url.engine == "milvus":
         from vicinal.retrieval.index.remote.milvus_engine import MilvusEngine
 
@@ -324,34 +283,11 @@ def connect(url: EngineURL, timeout: float = RETRY_SECONDS) -> RemoteEngine:
     return PostgresEngine(url, timeout)
 
 
-class Pool:
-    """Connections that threads take and give back; as many as are used at a time.
-
-    Args:
-        create: makes a connection.
-        close: closes one.
-    """
-
-    def __init__(self, create: Callable[[], Any], close: Callable[[Any], object]) -> None:
-        self._create, self._close = create, close
-        self._idle: list[Any] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> Any:
-        """A connection that no other thread uses."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._create()
-
-    def give_back(self, connection: Any) -> None:
-        """Keep a connection that works for the next user."""
-        with self._lock:
-            self._idle.append(connection)
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            self._close(connection)
+def sorted_neighbors(found: Sequence[Sequence[tuple[int, float]]], k: int) -> Neighbors:
+    """The neighbors of each query by the ids and scores that were found; -1 and minus infinity where they are fewer."""
+    neighbors = Neighbors(np.full((len(found), k), -np.inf, np.float32), np.full((len(found), k), -1, np.int64))
+    for row, each in enumerate(found):
+        best = sorted(each, key=lambda match: (-match[1], match[0]))
+        neighbors.ids[row, : len(best)] = [match[0] for match in best]
+        neighbors.scores[row, : len(best)] = [match[1] for match in best]
+    return neighbors

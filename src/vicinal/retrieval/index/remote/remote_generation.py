@@ -19,15 +19,9 @@ OWN = ("generation", "dim", "model_fingerprint", "made_with", "calibration", "lo
 
 
 class RemoteGeneration:
-    """Vectors that may take the place of those of an index in a database.
+    """Vectors that may take the place of those of an index in a database, whose engine is used by them alone.
 
     Images that are added meanwhile have none at first; an image that gets another vector in the index has none again.
-
-    Args:
-        engine: the database; it is used by this generation alone.
-        table: the table of the index.
-        present: the facts of the index.
-        own: those of `OWN`.
     """
 
     def __init__(self, engine: RemoteEngine, table: str, present: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -43,12 +37,7 @@ class RemoteGeneration:
 
     @contextmanager
     def only_one(self) -> Iterator[None]:
-        """A block in which no other process builds or upgrades the index.
-
-        Raises:
-            InputError: another process does.
-            EngineRefusedError: it has done so since the index was opened.
-        """
+        """A block in which no other process builds or upgrades the index, nor has since it was opened."""
         with self._engine.only_one(self._table):
             facts = self._call(self._engine.read_facts) or {}
             if any(facts.get(name) != self._present.get(name) for name in ("generation", "dim", "model_fingerprint")):
@@ -87,7 +76,6 @@ class RemoteGeneration:
         self._call(self._engine.fill, self._present.get("generation"), ids, versions, rows)
 
     def finish(self) -> None:
-        """Build the database's index for fast search."""
         self._engine.call(self._engine.finish, self._place, self.facts["dim"], self._present["kind"])
 
     def search(self, ids: Integers, k: int) -> Integers:
@@ -107,19 +95,14 @@ class RemoteGeneration:
             self._engine.call(self._engine.delete, place, ids)
 
     def switch(self, finish: Callable[[], object]) -> None:
-        """Let the index be searched by these vectors, and keep the present ones as those before.
-
-        Args:
-            finish: called while nobody else writes; makes the last vectors.
-        """
+        """Search these vectors from now on; `finish` makes the last ones while nobody else writes."""
         previous = {name: self._present.get(name) for name in OWN}
         self._call(self._engine.switch, {**self.facts, "previous": previous}, finish)
         self._drop_others(self._present)
 
     @property
     def _place(self) -> str:
-        place: str = self._engine.call(self._engine.place, self._table)
-        return place
+        return self._engine.call(self._engine.place, self._table)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._engine.call(function, self._table, *arguments)

@@ -51,10 +51,6 @@ class RemoteIndex(ImageIndex):
     only.
 
     An index is made by :meth:`build` or :meth:`connect`, or by `Index.load` and `Index.open` with a URL.
-
-    Args:
-        engine: the database.
-        facts: kind, dimension, columns and other settings of the index.
     """
 
     def __init__(self, engine: RemoteEngine, facts: Mapping[str, Any]) -> None:
@@ -182,8 +178,7 @@ class RemoteIndex(ImageIndex):
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         if self.local_settings is None or not len(ids):
             return {}
-        found: dict[int, bytes] = self._table.call(self._engine.codes, self.local_settings.get("encoder"), ids)
-        return found
+        return self._table.call(self._engine.codes, self.local_settings.get("encoder"), ids)
 
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
         self._table.call(self._engine.create_codes, settings.get("encoder"))
@@ -195,9 +190,8 @@ class RemoteIndex(ImageIndex):
 
     def ids_without_local_codes(self, settings: Mapping[str, Any] | None = None) -> Integers:
         settings = settings or self.local_settings
-        return self._ids_of(
-            None if settings is None else Selection(self._engine.without_codes(settings.get("encoder")))
-        )
+        missing = None if settings is None else Selection(self._engine.without_codes(settings.get("encoder")))
+        return self._ids_of(missing)
 
     def vectors_of(self, ids: Integers) -> Floats:
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,20 +34,10 @@ CONTINUE = "repeat the call, it goes on from there: images written before stay, 
 
 
 class RemoteFacts:
-    """The facts of an index, which other processes may change.
+    """The facts of an index, which other processes may change: `values` as they are now or were some seconds ago.
 
-    Args:
-        url: of the index.
-        values: the facts as they were read.
-        read: asks the database for them; None: the index is not there.
-        write: changes some in the database, None removes one, and returns all; None: the index is not there.
-
-    Attributes:
-        values: the facts as they are now or were some seconds ago.
-        lock: to be held while the facts are changed.
-
-    Raises:
-        InputError: they are of another version.
+    `read` asks the database for them; `write` changes some, of which None removes one, and returns all. Both return
+    None if the index is not there. The lock is to be held while the facts are changed.
     """
 
     def __init__(
@@ -69,7 +59,6 @@ class RemoteFacts:
 
     @property
     def kinds(self) -> Kinds:
-        """The kinds of the columns."""
         with self.lock:
             if time.monotonic() - self._time > REFRESH_SECONDS:
                 self._time = time.monotonic()
@@ -78,11 +67,7 @@ class RemoteFacts:
             return {name: ColumnKind(**kind) for name, kind in self.values["columns"].items()}
 
     def refresh(self) -> None:
-        """Read them again.
-
-        Raises:
-            EngineRefusedError: the index is not there any more, or was upgraded to another model.
-        """
+        """Read them again; raises EngineRefusedError if the index is gone, or was upgraded to another model."""
         self._accept_same(self._read())
 
     def _accept_same(self, values: Mapping[str, Any] | None) -> None:
@@ -110,16 +95,7 @@ class RemoteFacts:
 
 
 class RemoteTable:
-    """The rows of an index, which are read in pages and written in batches.
-
-    Args:
-        engine: the database.
-        facts: kind, dimension, columns and other settings of the index.
-        check: is called before every call.
-
-    Attributes:
-        name: of the table; an index that is being built has another one than its URL.
-    """
+    """The rows of an index, read in pages and written in batches; one that is being built has another `name`."""
 
     def __init__(
         self, engine: RemoteEngine, facts: Mapping[str, Any], check: Callable[[], object] = lambda: None
@@ -135,7 +111,6 @@ class RemoteTable:
 
     @property
     def dim(self) -> int:
-        """Number of dimensions of a vector."""
         return int(self.facts.values["dim"])
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -158,7 +133,6 @@ class RemoteTable:
                 return
 
     def fetched(self, ids: Integers, kinds: Kinds, vectors: bool) -> Iterator[Rows]:
-        """Yield the rows of the given ids that exist."""
         size = batch_rows(self.dim if vectors else 0)
         for start in range(0, len(ids), size):
             yield self.call(self.engine.fetch, ids[start : start + size], kinds, vectors)
@@ -205,14 +179,11 @@ class RemoteTable:
                 if len(batch):
                     self.call(self.engine.write, batch, kinds)
             except EngineUnavailableError as error:
-                self._interrupted(error, start, len(chosen))
+                message = f"{error.strerror}; {start:,} of {len(chosen):,} images were written before: {CONTINUE}"
+                raise EngineUnavailableError(self.engine.url, message) from None
             if len(chosen) > size:
                 log(f"{self.engine.url}: wrote {min(start + size, len(chosen)):,} of {len(chosen):,} images")
         return ids
-
-    def _interrupted(self, error: EngineUnavailableError, done: int, total: int) -> NoReturn:
-        message = f"{error.strerror}; {done:,} of {total:,} images were written before: {CONTINUE}"
-        raise EngineUnavailableError(self.engine.url, message) from None
 
     def _different(self, batch: Rows, kinds: Kinds) -> Rows:
         """The rows of a batch that are not in the table as they are."""
@@ -260,35 +231,19 @@ class RemoteTable:
             raise rounded_integers(column)
 
     def delete(self, ids: Integers) -> None:
-        """Delete the rows of the given ids that exist."""
         size = batch_rows(0)
         for start in range(0, len(ids), size):
             self.call(self.engine.delete, ids[start : start + size])
 
 
-def derived_ids(
-    frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int] | None = None
-) -> Integers:
+def derived_ids(frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int]) -> Integers:
     """The ids of images, int64 [n]: numbers of 63 bits that follow from path and bounding box.
 
     The same image has the same id in every call and on every machine. Rows without a path have ids that follow from
-    their columns and their vector; the second of two equal rows has another one than the first.
-
-    Args:
-        frame: the columns.
-        vectors: float32 [n, dim].
-        records: the values of the columns.
-        times: how often rows without a path occurred before, which is counted on.
-
-    Example:
-        >>> frame = pd.DataFrame({"path": ["a.png", "b.png", "a.png"]})
-        >>> ids = derived_ids(frame, np.eye(3, dtype=np.float32), frame.to_dict("records"))
-        >>> bool(ids[0] == ids[2]), bool(ids[0] == ids[1])
-        (True, False)
+    their columns and their vector; the second of two equal rows has another one than the first, counted by `times`.
     """
     has_path = frame["path"].notna().tolist() if "path" in frame else [False] * len(frame)
     keys: list[str] = image_keys(frame) if "path" in frame else [""] * len(frame)
-    times = {} if times is None else times
     ids = np.empty(len(frame), np.int64)
     for row, (key, is_known) in enumerate(zip(keys, has_path, strict=True)):
         if is_known:

@@ -1,31 +1,26 @@
-"""Lists of training images with labels of their own, as PRISM published them for CUB, Cars196 and SOP."""
+"""Datasets of settings, and lists of training images with labels of their own, as PRISM published them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from tests.data.benchmarks.published import (
-    accept_small,
-    write_cars,
-    write_cars_class_folders,
-    write_cars_devkit,
-    write_cub,
-    write_lines,
-    write_sop,
-)
+from tests.data.benchmarks import published
 from tests.data.benchmarks.published_more import cub_rows, write_cub_train_list
-from vicinal.data import Table, load_table
+from tests.refusals import refused_call
+from vicinal.data import DataSettings, NoiseSettings, Table, load_dataset, load_table
 from vicinal.data.dataset import use_train_list
 from vicinal.utils.errors import InputError
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    accept_small(monkeypatch, "cub", "cars", "sop")
-    write_cub(tmp_path)
+    published.accept_small(monkeypatch, "cub", "cars", "sop")
+    published.write_cub(tmp_path)
     return tmp_path
 
 
@@ -69,11 +64,11 @@ def all_car_rows(table: Table) -> list[str]:
     return rows
 
 
-@pytest.mark.parametrize("write", [write_cars_devkit, write_cars_class_folders])
+@pytest.mark.parametrize("write", [published.write_cars_devkit, published.write_cars_class_folders])
 def test_cars_with_training_and_test_images_of_the_same_names(root: Path, write: Callable[[Path], None]) -> None:
     write(root / "cars")
     table = load_table("cars", root=root)
-    write_lines(root / "list.csv", *all_car_rows(table))
+    published.write_lines(root / "list.csv", *all_car_rows(table))
     listed = use_train_list(table, root / "list.csv").subset("train")
     assert len(set(listed.paths)) == 30
     folders = ["test" if "test" in path.removeprefix(str(root)) else "train" for path in listed.paths[:5]]
@@ -85,33 +80,79 @@ def test_cars_with_training_and_test_images_of_the_same_names(root: Path, write:
 
 
 def test_cars_whose_files_have_other_names(root: Path) -> None:
-    write_cars(root / "cars")
-    write_lines(root / "list.csv", *car_rows())
+    published.write_cars(root / "cars")
+    published.write_lines(root / "list.csv", *car_rows())
     with pytest.raises(InputError, match=r"list\.csv: 5 of 5 images are not in the training split: /data/cars196/imag"):
         use_train_list(load_table("cars", root=root), root / "list.csv")
 
 
 def test_products(root: Path) -> None:
-    write_sop(root)
-    write_lines(root / "list.csv", *(f"/data/Stanford_Online_Products/bicycle_final/1_{i}.JPG,9" for i in range(5)))
+    published.write_sop(root)
+    published.write_lines(
+        root / "list.csv", *(f"/data/Stanford_Online_Products/bicycle_final/1_{i}.JPG,9" for i in range(5))
+    )
     listed = use_train_list(load_table("sop", root=root), root / "list.csv").subset("train")
     assert listed.classes == ["listed/9"]
     assert listed.has("coarse")
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_bad_lists(root: Path) -> None:
+    for lines, message in (
         (["a/1.jpg"], r"list\.csv, line 1: 1 fields where there must be 2"),
         (["a/1.jpg,one"], r"list\.csv, line 1: 'one' is not an integer"),
         (cub_rows(1) + cub_rows(1), r"list\.csv, line 6: /data/.*Bird_1_0000\.jpg is there twice, first in line 1"),
         (cub_rows(1, 101), r"5 of 10 images are not in the training split: /data/.*/101\.Bird_101/Bird_101_0000\.jpg"),
         ([], r"list\.csv: names no image"),
+    ):
+        published.write_lines(root / "list.csv", *lines)
+        refused_call(message, use_train_list, load_table("cub", root=root), root / "list.csv")
+        refused_call(r"nowhere\.csv: no such file", use_train_list, load_table("cub", root=root), root / "nowhere.csv")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    frame = pd.DataFrame({"path": "x.png", "label": np.repeat(np.arange(10), 4), "coarse": np.repeat([0, 1], 20)})
+    Table(frame, root=tmp_path).save(tmp_path / "t.csv")
+    return str(tmp_path / "t.csv")
+
+
+def sizes(table: Table) -> dict[str, int]:
+    return {split: len(table.subset(split).classes) for split in table.splits}
+
+
+def test_a_dataset_is_split_by_default_fractions_and_as_the_settings_say(source: str) -> None:
+    assert sizes(load_dataset(DataSettings(source))) == {"train": 6, "val": 2, "test": 2}
+    assert sizes(load_dataset(DataSettings(source, fractions={"train": 0.5, "test": 0.5}))) == {"train": 5, "test": 5}
+    assert sizes(load_dataset(DataSettings(source, classes={"train": [1, 2]}))) == {"train": 2}
+    by_coarse = load_dataset(DataSettings(source, fractions={"train": 0.5, "val": 0.5}, split_column="coarse"))
+    assert sizes(by_coarse) == {"train": 5, "val": 5}
+    assert by_coarse.frame.groupby("coarse")["split"].nunique().max() == 1
+
+
+def test_the_seed_of_a_dataset_determines_splits_and_noise(source: str) -> None:
+    settings = DataSettings(source, noise=NoiseSettings(random_labels=0.25))
+    one, same, other = (load_dataset(settings, seed).frame for seed in (1, 1, 2))
+    assert one.equals(same)
+    assert not one["split"].equals(other["split"])
+    assert one["noisy_label"].sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": None}, "data.source is missing: give a folder of class folders"),
+        ({"classes": {"val": [1]}}, "has no rows in the split train; its splits: val"),
+        ({"label_column": None}, "has no labels; training needs a folder for each class, all at the same depth, or a"),
+        ({"label_column": "path"}, "only one class"),
     ],
 )
-def test_bad_lists(root: Path, lines: list[str], message: str) -> None:
-    write_lines(root / "list.csv", *lines)
-    with pytest.raises(InputError, match=message):
-        use_train_list(load_table("cub", root=root), root / "list.csv")
-    with pytest.raises(InputError, match=r"nowhere\.csv: no such file"):
-        use_train_list(load_table("cub", root=root), root / "nowhere.csv")
+def test_datasets_that_cannot_be_used(source: str, settings: dict[str, object], message: str) -> None:
+    if settings.get("label_column", "") is None:
+        Table.from_csv(source, label_column=None).frame.drop(columns="label").to_csv(source, index=False)
+    refused_call(message, load_dataset, DataSettings(**{"source": source, **settings}))
+
+
+def test_settings_of_a_division_without_a_division() -> None:
+    with pytest.raises(InputError, match=r"data\.order = in_order must be random without data\.fractions"):
+        DataSettings(order="in_order", classes={"train": ["a"]})
+    refused_call(r"data\.redivide = true needs data\.fractions, data\.classes or", DataSettings, redivide=True)
