@@ -180,7 +180,7 @@ class Table:
 
     @cached_property
     def image_keys(self) -> list[str]:
-        """One text per image that tells it apart: its path, and its bounding box if it has one. InputError without
+        """The path of each image with its bounding box, if it has one, which tells images apart; an InputError without
         paths.
         """
         self._check_column("path", "the images' files")

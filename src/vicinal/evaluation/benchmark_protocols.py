@@ -149,7 +149,7 @@ def evaluate_vehicle_id(
 
     Example:
         >>> table = Table(pd.DataFrame({"label": [7, 7, 7, 8, 8]}))
-        >>> evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table).metrics["recall@1"]
+        >>> evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table, recall_at=[1]).metrics["recall@1"]
         1.0
     """
     if not (is_integer(num_repeats) and num_repeats >= 2):

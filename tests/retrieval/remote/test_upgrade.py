@@ -25,6 +25,7 @@ from vicinal.data import Table
 from vicinal.retrieval import RemoteIndex
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.postgres_engine import PostgresEngine
+from vicinal.retrieval.index.remote.postgres_sql import CODES, ENCODER
 from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError
 from vicinal.retrieval.index.remote.remote_table import RemoteTable
 from vicinal.retrieval.reranking.local_features import encode_items
@@ -264,7 +265,7 @@ def test_local_features_are_of_their_model(postgres: Shop) -> None:
     assert len(codes_of(shop, shop.old)) == 27
     place = EngineURL.parse(shop.url)
     with closing(PostgresEngine(place, 10)) as engine, engine._connections.take() as connection:
-        assert len(engine._codes_columns(connection, place.table)) == 2
+        assert len(engine._columns(connection, place.table, CODES, ENCODER)) == 2
 
 
 def test_only_one_process_upgrades(postgres: Shop) -> None:
