@@ -1,7 +1,5 @@
 """Lets processes that tests start import the tests too."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """Files with a flipped bit, and what is said about them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from vicinal.utils.errors import InputError

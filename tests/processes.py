@@ -1,7 +1,5 @@
 """Process groups of gloo on this machine, for tests of several processes together."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path

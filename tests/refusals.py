@@ -1,7 +1,5 @@
 """Calls that are refused, each in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forward correction equals its formula, value and gradients; the matrix is estimated as in the paper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """S2SD against its definition, written sample by sample, and on its way through training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

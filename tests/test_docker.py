@@ -1,7 +1,5 @@
 """The image of the service: the Dockerfile, what is copied, the compose file and the package agree; without Docker."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """README, docs and tutorials are true: their commands and their Python blocks run."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

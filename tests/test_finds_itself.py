@@ -1,7 +1,5 @@
 """Every image that was indexed is its own first match, with a similarity of 1, in every kind of index."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`python -m benchmarks.gpu` on the CPU: results are kept and gone on with, whatever a measurement does."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 import time

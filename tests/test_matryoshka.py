@@ -1,7 +1,5 @@
 """Matryoshka equals separate losses of the prefixes, whatever the loss, and in training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 

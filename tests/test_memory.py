@@ -1,7 +1,5 @@
 """The memory of past batches against a list of past batches, and its state."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every miner against loops over one anchor's pairs, against the paper's distribution, and against another library."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """SiMix against the same losses of mixed embeddings that are really built, without normalizing them."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

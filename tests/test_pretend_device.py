@@ -1,7 +1,5 @@
 """The pretend device computes what the CPU computes, refuses what a GPU refuses, and counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The recipes of published results: each can be read, says what it is, trains for two steps, and is evaluated."""
 
-from __future__ import annotations
-
 import importlib.util
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reference is complete: every public name, setting and verb has a page, and the table of losses is true."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

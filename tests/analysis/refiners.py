@@ -1,7 +1,5 @@
 """Refiners and embeddings for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Outliers, label errors, clusters and facts about images, against other libraries and by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Duplicates: groups of all similar pairs, with leaks and contradictions, against brute force."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

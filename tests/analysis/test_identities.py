@@ -1,7 +1,5 @@
 """What is noted about photos of individuals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Neighbors of queries and what is read off them, against counting by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

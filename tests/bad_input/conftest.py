@@ -1,7 +1,5 @@
 """Sound files, and the check of all these tests: a mistake is answered by one line, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

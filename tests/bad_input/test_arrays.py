@@ -1,7 +1,5 @@
 """Arrays, labels, pickles of ground truth, and images that somebody made to do harm, or that are none."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import zlib

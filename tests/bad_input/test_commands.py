@@ -1,7 +1,5 @@
 """Mistakes on the command line of what evaluates, embeds, indexes, searches and refines."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

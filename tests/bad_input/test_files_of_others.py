@@ -1,7 +1,5 @@
 """Exported models, calibrations and decisions that are damaged, hostile or of another version: one line says why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

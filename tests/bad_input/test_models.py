@@ -1,7 +1,5 @@
 """Model folders of others run nothing, reach no network and need no memory for what they claim; one line says why."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Recipes of others never run code; each is refused by one line. tests/training/recipes has the table of bad values."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

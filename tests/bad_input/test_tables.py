@@ -1,7 +1,5 @@
 """Folders, tables, what `vicinal data` is told about them, and data with which training cannot begin."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """A run, an index and a refiner for the tests of the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

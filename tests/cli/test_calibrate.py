@@ -1,7 +1,5 @@
 """`vicinal calibrate`, and searches that say match or none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vicinal clean` of a folder, of embeddings and of what cannot be cleaned."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

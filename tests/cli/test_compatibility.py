@@ -1,7 +1,5 @@
 """`vicinal adapt`, `vicinal embed --adapter` and `vicinal evaluate --cross`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

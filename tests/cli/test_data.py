@@ -1,7 +1,5 @@
 """`vicinal data`: statistics, splits and noise, the same as those of a recipe."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

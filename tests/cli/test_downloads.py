@@ -1,7 +1,5 @@
 """Weights are downloaded from a Hub of this test: their size is said, mistakes come before, no network is one error."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`vicinal embed` and `vicinal whiten`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`vicinal evaluate`: any source, re-ranking and refinement, and its flags."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vicinal export`, and verbs that take an exported model in the place of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

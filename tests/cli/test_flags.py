@@ -1,7 +1,5 @@
 """Help of flags that are generated from dataclasses of settings, and of the benchmarks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

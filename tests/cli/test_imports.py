@@ -1,7 +1,5 @@
 """What each verb loads: only what it needs, in a new process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`vicinal index`: building, syncing, listing, deleting, moving."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

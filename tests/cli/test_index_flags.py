@@ -1,7 +1,5 @@
 """An index knows the model that made it: searching and adding without --model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vicinal enroll` and `vicinal identify`: from the first photo to decisions that are applied and remembered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`--labels`: the table of embeddings in a file of its own, for every verb that reads embeddings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

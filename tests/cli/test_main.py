@@ -1,7 +1,5 @@
 """The command as a whole: its help and its version."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 

@@ -1,7 +1,5 @@
 """`vicinal models`: the pretrained models by name, described without their weights."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`vicinal evaluate --pairs`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vicinal index` and `vicinal search`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vicinal serve`: what is wrong is said in one line before anything is loaded; a real process, killed and stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

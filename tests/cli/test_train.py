@@ -1,7 +1,5 @@
 """`vicinal train` and `vicinal refine`: what they print and leave behind, and their help."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

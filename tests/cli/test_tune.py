@@ -1,7 +1,5 @@
 """`vicinal tune` and `vicinal sweep`: flags, errors, and real runs that train in this process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder of loose, nested images without labels: every verb but train and evaluate takes it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

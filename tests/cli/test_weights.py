@@ -1,7 +1,5 @@
 """`--weights FILE`: a pretrained network with weights of one's own, in every verb that takes `--model`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Conditions and the rows that fulfill them, in a table, a folder, PostgreSQL and Milvus alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

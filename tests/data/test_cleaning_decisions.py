@@ -1,7 +1,5 @@
 """Decisions about images become a new table, or an error that names the line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

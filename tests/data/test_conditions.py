@@ -1,7 +1,5 @@
 """Conditions on the columns of a table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

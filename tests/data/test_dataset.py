@@ -1,7 +1,5 @@
 """Datasets of settings, and lists of training images with labels of their own, as PRISM published them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

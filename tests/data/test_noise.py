@@ -1,7 +1,5 @@
 """Noise in labels and images of a table: exact fractions, seeds, and what is known of it afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Dividing the classes of a table that has splits: its test split stays as it is."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

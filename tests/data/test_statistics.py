@@ -1,7 +1,5 @@
 """The fingerprint of a split: the same for the same images, labels and splits, in any folder and order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

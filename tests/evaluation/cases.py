@@ -1,7 +1,5 @@
 """Embeddings and labels to evaluate, scores to compare, and metrics computed from sorted lists."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

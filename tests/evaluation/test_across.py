@@ -1,7 +1,5 @@
 """Scores across two models against a slow reference, and what is told of an upgrade."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The protocols of the Met dataset, of listed positives and of VehicleID, against their definitions in loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

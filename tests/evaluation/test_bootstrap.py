@@ -1,7 +1,5 @@
 """Confidence intervals: compared with loops that resample whole lists of scores, and with what they promise."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration: thresholds, their intervals and probabilities against their definitions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rankings that several processes divide: to the last digit what one process finds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch

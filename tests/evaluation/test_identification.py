@@ -1,7 +1,5 @@
 """Metrics of identification: compared with loops over the definitions in float64, and with scikit-learn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

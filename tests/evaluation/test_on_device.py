@@ -1,7 +1,5 @@
 """Evaluation on a pretend GPU: exactly the metrics of the CPU, and few waits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Open-set identification: compared with loops over the definitions in float64, and with scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Differences and p-values: compared with loops over all swaps, and with what they promise."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

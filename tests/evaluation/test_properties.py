@@ -1,7 +1,5 @@
 """What holds for any embeddings and labels, and metrics beside those of other libraries."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

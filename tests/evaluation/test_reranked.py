@@ -1,7 +1,5 @@
 """Evaluation with re-ranking: against the full re-ranked order, by brute force."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The revisited protocol: by hand, and against a walk down the list from which junk was deleted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Verification: compared with scikit-learn's ROC curve, and with loops over folds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The loss of mixed examples that Metrix adds, written from the general form of its paper: pair by pair, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import NamedTuple

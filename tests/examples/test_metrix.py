@@ -1,7 +1,5 @@
 """Metrix of `examples/metrix.py`: its formula, its coefficients, and the command that trains with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An embedder with a small convolutional backbone, its export, and labeled pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

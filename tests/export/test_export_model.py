@@ -1,7 +1,5 @@
 """Exports equal their models, say what they lose, and are written as a whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is put together around an export: the refiner of a graph, calibration images, sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The reader without torch gives the pixels and the vectors of the library, and needs nothing else of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What a parity report says, and when an export is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

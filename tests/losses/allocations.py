@@ -1,7 +1,5 @@
 """How much memory a call asks for, also inside operators that a dispatch mode does not see into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """All pair losses of the library, each beside its formula."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """All center-based losses, each beside its formula, and the batches they are tested on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Center-based losses as their papers write them: one sample after the other, in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 change, and autograd gives the gradient. Nothing of the library is used.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Every loss of the library, for tests that all of them pass."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Values with their gradients, and how near two of them are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

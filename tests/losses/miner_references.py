@@ -1,7 +1,5 @@
 """Every miner as a loop over one anchor's pairs; the library's must keep the same ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

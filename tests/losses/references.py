@@ -4,8 +4,6 @@ A loss here is a function of anchors, each with the similarities of its pairs, a
 defaults are the papers'. Nothing of the library is used; autograd gives the gradients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Arguments that losses and miners refuse, each in one line with the class, the argument and the value."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Arithmetic of losses, their parts, and similarities that the terms of a sum compute once."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

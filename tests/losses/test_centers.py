@@ -1,7 +1,5 @@
 """Center-based losses equal their formulas, whole and in tiles; edges and number types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

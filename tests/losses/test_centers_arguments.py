@@ -1,7 +1,5 @@
 """Calls that center-based losses refuse, each in one line, and how their centers are created."""
 
-from __future__ import annotations
-
 import copy
 import re
 

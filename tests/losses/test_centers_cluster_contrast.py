@@ -1,7 +1,5 @@
 """Cluster contrast: centers that follow their classes, by CCL's Eq. (14)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

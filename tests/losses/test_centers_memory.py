@@ -1,7 +1,5 @@
 """Memory of center-based losses: no matrix batch x classes is made, and none is kept for the backward pass."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """Beside pytorch-metric-learning 2.9 and torch: equal where their formula is ours, explained where it is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Center-based losses over processes: all centers on each of them, or each with those of a part of the classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Partial FC: a batch against its own classes and a sample of the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every loss compiles as one graph, with the value and gradients of the uncompiled one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The contextual loss against the formulas of its paper, on batches where neighborhoods go wrong; its propositions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

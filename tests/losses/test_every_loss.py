@@ -1,7 +1,5 @@
 """Guarantees of every loss: number types, broken and empty input, gradients, random state."""
 
-from __future__ import annotations
-
 from itertools import cycle, product
 
 import pytest

@@ -1,7 +1,5 @@
 """Every loss is its paper's formula: value and gradients against slow references in float64, on every nasty batch."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Every loss on a pretend GPU: the values of the CPU, tensors of one device, few waits and launches per step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Guarantees of all pair losses: references, pairs given by masks, memory of a tile, random miners."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

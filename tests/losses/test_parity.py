@@ -1,7 +1,5 @@
 """Value and gradient beside pytorch-metric-learning 2.9, where its formula is ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The mean over two processes, each with half of the batch, is the loss of the whole batch; so are the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Triton kernels against PyTorch operations, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The compiled loops of a CPU against PyTorch operations on all differences."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

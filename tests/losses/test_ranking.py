@@ -1,7 +1,5 @@
 """Ranking losses against the metrics they stand for: recall at k and average precision of exactly sorted rankings."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

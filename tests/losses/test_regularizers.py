@@ -1,7 +1,5 @@
 """The similarity regulariser against its formula, pair by pair."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """No product of a loss is in TF32, whatever torch's settings allow; how much TF32 would change the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

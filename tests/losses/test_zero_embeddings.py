@@ -1,7 +1,5 @@
 """The gradient of an embedding that is zero or very short is bounded, in every loss and number type; it is not zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

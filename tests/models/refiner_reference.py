@@ -1,7 +1,5 @@
 """The context refiner by the letter of the paper: float64, loops over samples, neighbors, heads and blocks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA adapters: where they go, what they train, and that a saved model needs nothing of them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The head of an embedder: its normalizations, no linear layer, and one that begins as a whitening."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BN-Inception and GoogLeNet against independent computations, from weights in the formats of their published files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

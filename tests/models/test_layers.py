@@ -1,7 +1,5 @@
 """The order of a backbone's layers, and training only some of them."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

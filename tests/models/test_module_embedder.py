@@ -1,7 +1,5 @@
 """Embedders around modules of the user: saved by import path, loaded only if the import is allowed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multi-scale descriptors and models of whole images, against one image at a time, scale by scale."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

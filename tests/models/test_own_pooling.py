@@ -1,7 +1,5 @@
 """Networks of timm as they are: with their own pooling or the projection of CLIP, and without a head."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of weights in the formats of their publishers, or in a package, give the features of their networks."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

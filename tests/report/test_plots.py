@@ -1,7 +1,5 @@
 """Pictures: contact sheets, learning curves and curves over the depths of a refiner; what they load."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

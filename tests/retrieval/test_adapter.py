@@ -1,7 +1,5 @@
 """LinearAdapter: Procrustes and ridge regression against SciPy and scikit-learn, files, and invalid input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

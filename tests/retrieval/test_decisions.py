@@ -1,7 +1,5 @@
 """Match, or none: decisions by the threshold of an index or by minima, and the calibration that an index keeps."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Identification of individuals, compared with loops in float64, and clusters compared with scikit-learn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Search, re-ranking, refinement and whitening on a pretend GPU: the results of the CPU, and few waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PCA whitening against scikit-learn, and its documented properties."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

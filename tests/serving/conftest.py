@@ -1,7 +1,5 @@
 """A model, pictures with an index of them, and a service that tests read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

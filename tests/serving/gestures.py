@@ -1,7 +1,5 @@
 """What a person does on the page besides clicks and keys: drop, paste, pick, drag with a finger."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

@@ -1,7 +1,5 @@
 """A program whose children write to one index at the same time, and are killed in the middle of it, again and again."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A service of little colored pictures on loopback, which notes what it is asked and can be busy."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

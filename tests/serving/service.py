@@ -1,7 +1,5 @@
 """A small index of pictures with a model, and clients of a service of it."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable, Iterator

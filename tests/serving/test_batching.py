@@ -1,7 +1,5 @@
 """Micro-batches: their sizes, waiting, a full queue, clients that do not wait any more, and items that fail."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

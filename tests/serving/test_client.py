@@ -1,7 +1,5 @@
 """The client: what an index answers, over HTTP, and what it makes of errors and of a busy service."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

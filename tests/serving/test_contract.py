@@ -1,7 +1,5 @@
 """Each endpoint: what it takes and what it answers."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

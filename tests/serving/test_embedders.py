@@ -1,7 +1,5 @@
 """The embedders of the service give the embeddings of the models, with the steps after them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bodies that are too large, requests that are too many or too slow, and clients that hang up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

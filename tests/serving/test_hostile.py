@@ -1,7 +1,5 @@
 """Bad input of every class, and how it is answered: by a problem in one line, never a 500, and the service goes on."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

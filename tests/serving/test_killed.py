@@ -1,7 +1,5 @@
 """Services and `index add` that are killed at any moment (SIGKILL) lose nothing, also under load."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Searches of the service that are re-ranked by the local features that an index stores."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of the service in a real browser, if this machine has one: pictures given in every way, and gone on from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

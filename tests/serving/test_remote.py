@@ -1,7 +1,5 @@
 """The service of an index in a database: a real PostgreSQL, which is ended and started again."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

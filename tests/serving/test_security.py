@@ -1,7 +1,5 @@
 """Tokens, names of the service, pages of others, headers, and addresses that may be fetched."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the service leaves behind when a request fails, its client hangs up, or the index is another one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -1,7 +1,5 @@
 """The store: what is acknowledged survives, and any number of processes read and write an index."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

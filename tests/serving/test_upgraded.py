@@ -1,7 +1,5 @@
 """A service changes over to the new model of an upgraded index, and loses no request."""
 
-from __future__ import annotations
-
 import base64
 import io
 import threading

@@ -1,7 +1,5 @@
 """Processes that decode: one that runs out of memory, dies or hangs costs its request only."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

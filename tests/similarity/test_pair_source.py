@@ -1,7 +1,5 @@
 """Vectors of length 1, and which pairs of them are positive and negative."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

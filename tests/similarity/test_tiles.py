@@ -1,7 +1,5 @@
 """The walk over a source equals autograd through the whole matrix, for any function of rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Settings of tiny runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.training.refiner_runs import TINY, save_clusters

@@ -1,7 +1,5 @@
 """Clusters on which a refiner is trained in a second, and its trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests of training share: trainers of recipes, what runs leave behind, and validation by a script."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Class centers of a run: creation, initial values, files, and resuming."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

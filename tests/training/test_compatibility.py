@@ -1,7 +1,5 @@
 """Backward-compatible training: the loss against its formula, processes, micro-batches, resuming, and invalid input."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

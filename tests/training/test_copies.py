@@ -1,7 +1,5 @@
 """Memory in channels-last order, pinned memory, and copies that do not wait are used."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Fine-tuning of large models: what is trained, what checkpoints hold, and that savings change no result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training of the head on frozen features: the same as with a frozen backbone, from a cache that is written once."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

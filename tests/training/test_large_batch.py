@@ -1,7 +1,5 @@
 """In micro-batches a step gives the gradient of one graph over the whole batch, in memory that hardly grows with it."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Options of the model in a run: what is frozen stays, the exponent of GeM learns, a head begins as a whitening."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training steps on a pretend GPU: the gradients of the CPU, few waits and launches; and augmentation on the device."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps of the optimizer: its settings, gradients that are clipped, and those that are averaged."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training from pretrained weights: what the head starts as, what training is compared with, and what is kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

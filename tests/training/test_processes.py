@@ -1,7 +1,5 @@
 """Training with two processes, also on two "nodes" as torchrun and SLURM start them, is training with one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

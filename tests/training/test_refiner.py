@@ -1,7 +1,5 @@
 """Training a refiner on clusters: that it helps, what it leaves behind, with which losses, and resuming."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from pathlib import Path

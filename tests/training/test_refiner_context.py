@@ -1,7 +1,5 @@
 """What a refiner is shown in training: the neighbors of an image, and which of them are left out."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

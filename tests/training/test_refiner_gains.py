@@ -1,7 +1,5 @@
 """Which epochs of a refiner's run count: gains that are not chance, and nothing lost that must not be lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that are stopped, killed or damaged, and resumed: they end as if they had never been."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

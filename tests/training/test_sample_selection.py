@@ -1,7 +1,5 @@
 """Sample selection: PRISM and co-teaching against references, the noise that they find, and the report."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What processes of a run do together is what one process does alone, with few messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

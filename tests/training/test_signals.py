@@ -1,7 +1,5 @@
 """Runs that are killed, interrupted or told to end at any moment: they end at once, leave nothing, resume exactly."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

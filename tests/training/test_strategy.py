@@ -1,7 +1,5 @@
 """With strategy fsdp each process holds a part of the weights, and a run is what it is with ddp."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

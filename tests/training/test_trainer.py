@@ -1,7 +1,5 @@
 """The training loop on a real, tiny problem: what it writes, what it keeps still, and that nothing can disturb it."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

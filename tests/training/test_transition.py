@@ -1,7 +1,5 @@
 """Forward correction in runs: matrices from files and from the model of another run, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation during training, recall on training images, and the processes that load the batches."""
 
-from __future__ import annotations
-
 import multiprocessing
 import warnings
 from collections.abc import Iterator

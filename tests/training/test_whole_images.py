@@ -1,7 +1,5 @@
 """Training with whole images of differing sizes: the gradient of the whole batch, its memory, and runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

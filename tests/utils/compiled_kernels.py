@@ -3,8 +3,6 @@
 A program of its own, as the tests have kernels interpreted: the interpreter takes some that a GPU does not.
 """
 
-from __future__ import annotations
-
 import itertools
 from types import ModuleType
 from typing import Any

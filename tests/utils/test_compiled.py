@@ -1,7 +1,5 @@
 """Compiled code comes from Numba's cache where that is sound, and is compiled in memory where it is not."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 from pathlib import Path

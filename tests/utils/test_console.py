@@ -1,7 +1,5 @@
 """What is printed cannot control a terminal, and can be printed in any encoding."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """Collective operations on a process group that refuses tensors of the CPU, as NCCL does."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

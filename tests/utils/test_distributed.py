@@ -1,7 +1,5 @@
 """Two processes give the loss and the gradients of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

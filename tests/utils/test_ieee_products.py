@@ -1,7 +1,5 @@
 """Settings that let torch round the factors of float32 products: they do not hold in a block, and come back after."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

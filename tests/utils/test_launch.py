@@ -1,7 +1,5 @@
 """What the environment says of the processes of a run, and errors where the recipe says something else."""
 
-from __future__ import annotations
-
 import pytest
 
 from vicinal.utils.errors import InputError

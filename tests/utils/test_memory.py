@@ -1,7 +1,5 @@
 """What is available, by the system, the container and the limits of the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

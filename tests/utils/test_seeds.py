@@ -1,7 +1,5 @@
 """Seeds and draws are functions of numbers, and look like chance."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.stats import chisquare, kstest

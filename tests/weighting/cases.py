@@ -1,7 +1,5 @@
 """For all tests of pair weighting: a batch, its gradients, and the losses of the library."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Losses that are made of weights against the losses whose weights these are, and against loops."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The weights that are read off a loss are its gradient: training with either is the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A small model, and a recipe for studies without a pause between two polls of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands of a study without processes: made-up runs, or real ones in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence

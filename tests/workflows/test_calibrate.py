@@ -1,7 +1,5 @@
 """Calibration against a larger gallery, and what is said of its doubts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Embedding on a Ray cluster: the files of `--shard`, whatever is unreadable, deadly or killed on the way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

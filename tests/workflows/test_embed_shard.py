@@ -1,7 +1,5 @@
 """Shards of embeddings: disjoint and complete, resumed, merged, verified, and refused where they do not fit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

@@ -1,7 +1,5 @@
 """`vicinal evaluate`: what is measured, of what, how it is shown, mapped into memory and divided among processes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What models cost, beside what they score: `vicinal evaluate --images photos/ A B run --compare`."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import io

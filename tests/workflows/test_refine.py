@@ -1,7 +1,5 @@
 """Where a refiner's embeddings come from: a file and its splits, a run, an embedder of its own; and going on."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shlex

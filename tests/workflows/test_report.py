@@ -1,7 +1,5 @@
 """`vicinal report`: the page of one source, and of several side by side."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

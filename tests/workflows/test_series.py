@@ -1,7 +1,5 @@
 """Photos of one series that find each other are told, and groups by the names of files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What kind of embedding source a path is, and the models that the command is given."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

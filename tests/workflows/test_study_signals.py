@@ -1,7 +1,5 @@
 """Studies that are killed or interrupted at any moment, and several commands on one: nothing is lost or done twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

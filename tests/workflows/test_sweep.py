@@ -1,7 +1,5 @@
 """A grid of settings: its cells and seeds, its table and its picture; with runs that are made up."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

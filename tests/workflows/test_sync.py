@@ -1,7 +1,5 @@
 """Keeping an index equal to a folder."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A search: its trials, the best ones, the replay, evaluated once on the test split; with runs that are made up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Search spaces: what they accept, the values they have, and the file and line of what they refuse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trials that several processes share, and that one of them leaves when it is killed; why a command of one failed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

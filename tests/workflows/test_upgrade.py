@@ -1,7 +1,5 @@
 """A new model for an old index: embedded while it is searched, compared, switched, rolled back, resumed."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Batches of training images: the same numbers whoever loads which part of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

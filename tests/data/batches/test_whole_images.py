@@ -1,7 +1,5 @@
 """Whole images: their transform, and the images of an epoch one by one, whoever reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ the format says otherwise, six classes are for training and four for testing, wi
 be trained on them. `accept_small(monkeypatch, NAME)` makes its reader accept their numbers of images and classes.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """More tiny benchmarks in the layout of the published files; see `published.py`, whose conventions hold here too."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Lists of images as benchmarks publish them: what their readers refuse, with file and line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

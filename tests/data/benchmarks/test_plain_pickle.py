@@ -1,7 +1,5 @@
 """Pickles of plain data come out as they went in; any other is refused before it does anything."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import struct

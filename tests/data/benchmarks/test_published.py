@@ -1,7 +1,5 @@
 """Benchmarks in the layout of their published files: what their tables hold, and where the files may be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """More benchmarks in the layout of their published files: their tables, and damaged or partial copies."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

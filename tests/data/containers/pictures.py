@@ -1,7 +1,5 @@
 """Tiny pictures, encoded in several formats."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

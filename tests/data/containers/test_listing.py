@@ -1,7 +1,5 @@
 """Shards of containers: each process writes its own images only, and all together have those of the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

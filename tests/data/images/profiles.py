@@ -1,7 +1,5 @@
 """An ICC profile of a wide gamut."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Flip and color jitter of batches on a device: the pixels of the transform for training, with its random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

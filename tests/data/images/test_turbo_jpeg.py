@@ -1,7 +1,5 @@
 """JPEGs that are decoded straight to an array have the pixels of Pillow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the contextual loss: a point on a circle, rings, and the course of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

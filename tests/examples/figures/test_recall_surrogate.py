@@ -1,7 +1,5 @@
 """Recall@k against its surrogate: by hand, in the limit, where the paper's figures say so, and drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every figure is a script: it has help, and draws its picture."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The similarities that weights depend on, against the tables of the paper and that of the guide."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@ It is spoken to in the DevTools protocol over two pipes, which needs nothing but
 https://chromedevtools.github.io/devtools-protocol/
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

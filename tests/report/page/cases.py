@@ -1,7 +1,5 @@
 """Evaluated sets for tests of pages, and a reader of what was written."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from html.parser import HTMLParser

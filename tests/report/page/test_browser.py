@@ -1,7 +1,5 @@
 """Pages in a real browser, if this machine has one: no error in the console, the images there, the map moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Charts of a page; the colors of their lines can be told apart with any color vision, on light and dark paper."""
 
-from __future__ import annotations
-
 import re
 from importlib import resources
 

@@ -1,7 +1,5 @@
 """The page of findings: what it shows, and a review with keys and buttons in a real browser."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of identified photos: what it shows, and decisions in a real browser that are applied to the gallery."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page of a re-ranked evaluation: its neighbors are re-ranked, and lines join the patches in common."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The page about a search: what it shows of trials of every kind, and that nothing in them becomes markup."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An index of refined embeddings against a reference that sorts all similarities and refines one vector at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Facts of an index in a database, which several processes read and change."""
 
-from __future__ import annotations
-
 import pytest
 
 from vicinal.retrieval.index.remote.engine_url import EngineURL

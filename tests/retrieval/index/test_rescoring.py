@@ -1,7 +1,5 @@
 """Indexes of codes keep their vectors in a file: what is in memory, what is written, and what is found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

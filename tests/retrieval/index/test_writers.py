@@ -1,7 +1,5 @@
 """Several processes and threads that write one index, or read it meanwhile: nothing is lost, nothing is torn."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

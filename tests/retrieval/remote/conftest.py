@@ -1,7 +1,5 @@
 """The places where indexes are kept: a folder, Milvus, and PostgreSQL."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command takes the URL of a database wherever it takes the folder of an index."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an index does is the same wherever it is kept."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What happens to an index in a database when the connection is cut, or the server is killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Local features that an index stores, in a folder or in PostgreSQL; in Milvus they are computed when needed."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

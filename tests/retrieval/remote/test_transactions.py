@@ -1,7 +1,5 @@
 """Transactions of an index in PostgreSQL: all changes of a block are made at its end, or none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

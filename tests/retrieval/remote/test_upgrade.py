@@ -1,7 +1,5 @@
 """A new model for an index in a database: embedded while it is searched, compared, switched, rolled back."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

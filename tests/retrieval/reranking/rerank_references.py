@@ -1,7 +1,5 @@
 """Re-ranking as the papers define it: dense, slow, in float64, with loops over images. Larger scores are better."""
 
-from __future__ import annotations
-
 import numpy as np
 
 Array = np.ndarray

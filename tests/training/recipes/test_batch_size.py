@@ -1,7 +1,5 @@
 """The batch size that a recipe leaves to the data."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

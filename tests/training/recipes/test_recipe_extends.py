@@ -1,7 +1,5 @@
 """A recipe extends others: what is merged, what is replaced, and where a mistake is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.refusals import refused_call

@@ -1,7 +1,5 @@
 """Runs that end after a number of steps, and everything that depends on the number of steps."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

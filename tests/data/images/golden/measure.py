@@ -6,8 +6,6 @@ It needs numpy and Pillow only, so that it runs in an environment with any versi
 by Pillow 13.0.0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
