@@ -195,8 +195,7 @@ def test_bad_input() -> None:
         (NormSoftmaxLoss(sample_rate=0.5), "NormSoftmaxLoss has sample_rate = 0.5; leave it out"),
     ):
         refused_call(message, ForwardCorrection, loss)
-    with pytest.raises(InputError, match=r"noise_rate = 1\.5 must be from 0 to 1"):
-        ForwardCorrection(NormSoftmaxLoss(), 1.5)
+    refused_call(r"noise_rate = 1\.5 must be from 0 to 1", ForwardCorrection, NormSoftmaxLoss(), 1.5)
     x, labels = torch.randn(4, 5), torch.arange(4)
     with pytest.raises(InputError, match=r"noise_rate = 0\.8 must be below 0\.75 with 4 classes"):
         ForwardCorrection(NormSoftmaxLoss(4, 5), 0.8)(x, labels)

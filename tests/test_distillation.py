@@ -189,9 +189,8 @@ def test_nothing_to_compare_is_zero() -> None:
 X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_mistakes() -> None:
+    for make, message in (
         (lambda: S2SD(3), "^S2SD: loss must be a loss other than S2SD, not 3"),
         (lambda: S2SD(S2SD(ContrastiveLoss())), "^S2SD: loss must be a loss other than S2SD"),
         (lambda: S2SD(ContrastiveLoss(), dims=[]), "^S2SD: dims = .* at least one$"),
@@ -211,10 +210,8 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         (lambda: S2SD(ContrastiveLoss(), [8], 4).create_heads(5), "^S2SD: in_features = 4 does not fit; it must be 5"),
         (lambda: CrossBatchMemory(S2SD(ContrastiveLoss()), 8), "^CrossBatchMemory: S2SD cannot compare with a memory"),
         (lambda: SiMix(S2SD(ContrastiveLoss())), "not S2SD$"),
-    ],
-)
-def test_mistakes(make, message: str) -> None:
-    refused_call(message, make)
+    ):
+        refused_call(message, make)
 
 
 def module(micro_batch_size: int | None) -> TrainingModule:

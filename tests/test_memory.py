@@ -212,19 +212,16 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 MASK = LABELS[:, None] == LABELS
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named", "message"),
-    [
+def test_bad_input() -> None:
+    for arguments, named, message in (
         ((X, LABELS, X, LABELS), {}, "the memory is the references"),
         ((X, LABELS, X, LABELS, 0), {}, "the memory is the references"),
         ((X,), {"positive": MASK}, "masks do not cover pairs with the memory"),
         ((torch.eye(5)[:4], LABELS), {}, r"embeddings \[n, 5\] do not fit those in the memory, \[n, 4\]"),
         ((X, LABELS[:, None]), {"relation": lambda a, b: a == b.T}, r"labels \[n, 1\] do not fit those in the"),
         ((X, LABELS[:3]), {}, r"labels must be int \[4\]"),
-    ],
-)
-def test_bad_input(arguments: tuple, named: dict, message: str) -> None:
-    loss = CrossBatchMemory(ContrastiveLoss(), 8)
-    loss(X, LABELS)
-    refused_call(message, loss, *arguments, **named)
-    assert len(loss.embeddings) == 4
+    ):
+        loss = CrossBatchMemory(ContrastiveLoss(), 8)
+        loss(X, LABELS)
+        refused_call(message, loss, *arguments, **named)
+        assert len(loss.embeddings) == 4

@@ -334,9 +334,8 @@ MASK = torch.eye(4, dtype=torch.bool)
 X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_mistakes() -> None:
+    for make, message in (
         (lambda: SiMix(CrossBatchMemory(NCALoss(), 10)), "or a sum of such losses, not CrossBatchMemory"),
         (lambda: SiMix(NCALoss() + CrossBatchMemory(NCALoss(), 10)), "not CrossBatchMemory"),
         (lambda: SiMix(SiMix(NCALoss())), "not SiMix"),
@@ -348,7 +347,5 @@ X, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
             "1500 examples and 1124250 mixtures are more than 1048576; give a smaller number of mixtures per class",
         ),
         (lambda: SiMix(NCALoss())(X, LABELS[:3]), r"labels must be int \[4\]"),
-    ],
-)
-def test_mistakes(make, message: str) -> None:
-    refused_call(message if message.startswith("labels") else f"^SiMix: .*{message}", make)
+    ):
+        refused_call(message if message.startswith("labels") else f"^SiMix: .*{message}", make)

@@ -24,7 +24,6 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 CASES = [
     # Where a class could stand
-    (f"model: {{backbone_args: {{a: {GADGET}}}}}", PLAIN),
     (f"model: {{backbone_args: {GADGET}}}", PLAIN),
     (f"model: {{backbone_args: {{a: [1, {{b: [{COMMAND}]}}]}}}}", PLAIN),
     ("model: {backbone_args: {os.system: 1, class_path: os.system}}", PLAIN),
@@ -48,9 +47,6 @@ CASES = [
     ("extends: loss.yaml\n", "loss.yaml:1: loss = gadget.Gadget is not the"),
     ("extends: gadget.py\n", "gadget.py:2: not YAML"),
     ("data: {extends: other.yaml}\n", "unknown key data.extends"),
-    ("loss: {extends: other.yaml}\n", "unknown key loss.extends"),
-    ("config: other.yaml\n", "unknown key config"),
-    ("loss: other.yaml\n", UNKNOWN),
     ("loss: {__default__: os.system}\n", "unknown key loss.__default__"),
     ("allow_import: gadget\nloss: gadget.Gadget\n", "unknown key allow_import"),
     ("loss: {class_path: MarginLoss, dict_kwargs: {a: 1}}\n", "unknown key loss.dict_kwargs"),
@@ -58,17 +54,14 @@ CASES = [
     # Tags, aliases and keys of YAML
     ("epochs: !!python/object/apply:os.system ['touch executed']\n", "the tag !!python/object/apply"),
     ("loss: !!python/name:os.system\n", "the tag !!python/name:os.system is not a plain value"),
-    ("epochs: !own 3\n", "the tag !own is not a plain value"),
     ("model: {backbone_args: '!!python/object/apply:os.system [a]'}\n", "must be a mapping"),
     (LAUGHS, "more than 100,000 values"),
     ("? [a, b]\n: 1\n", "a key must be a name"),
     ("null: 1\n", "unknown key None"),
     ("epochs: 1\n---\nepochs: 2\n", "not YAML"),
     # Values
-    ("optimizer: {lr: null}\n", "optimizer.lr = null must be a number"),
     ("schedule: {steps: [null]}\n", "must be a list, each element an integer"),
     ("data: {fractions: {train: null}}\n", "must be a mapping, each value a number"),
-    ("loss: {class_path: MarginLoss, init_args: {margin: null}}\n", "loss.margin = null must be a"),
     ('epochs: "\\e[2J"\n', "epochs = "),
     ("loss: [TripletLoss]\n", UNKNOWN),
     ("optimizer:\n  lr_factors.head: 2\n", "a key with dots is written whole, at the top of the file"),
@@ -109,7 +102,6 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
     ("override", "line"),
     [
         (f"--model.backbone_args={{a: {COMMAND}}}", PLAIN),
-        ("--model.backbone_args.a.class_path=os.system", PLAIN),
         ("--model.backbone_args=class_path: os.system", PLAIN),
         ("--loss=gadget.Gadget", UNKNOWN),
         ("--loss.miner.class_path=gadget.Gadget", "is not the name of a Miner class"),
@@ -117,7 +109,6 @@ def test_a_recipe_of_others_is_one_line_and_runs_nothing(trap: Path, text: str, 
         ("--data.fractions={[a]: 1}", "--data.fractions {[a]: 1}: not YAML: found unhashable key"),
         ("--data.fractions=&a {b: *a}", "must be a mapping"),
         ("--optimizer.lr=1" + 400 * "0", "must be a number"),
-        ("--model.dim=", "--model.dim needs a value"),
         ("--epochs=1:30", "epochs = 1:30 must be an integer"),
         ("--epochs={!!python/object/apply:os.system [touch executed]}", "is not a plain value"),
     ],
@@ -137,10 +128,8 @@ def test_the_recipe_of_a_run_runs_nothing(trap: Path, capsys: pytest.CaptureFixt
     (trap / "run" / "recipe.yaml").write_text(f"model: {{backbone_args: {{a: {COMMAND}}}}}\n")
     refused_call(PLAIN, resume, "run")
     (trap / "run" / "recipe.yaml").write_text("loss: gadget.Gadget\n")
-    assert main(["train", "--out", "run", "--resume"]) == 2
-    assert "run/recipe.yaml:1: loss = gadget.Gadget is not the name of a Loss class; for a class of your own, add " in (
-        capsys.readouterr().err
-    )
+    line = "run/recipe.yaml:1: loss = gadget.Gadget is not the name of a Loss class; for a class of your own, add "
+    assert line in refused(capsys, "train", "--out", "run", "--resume")
 
 
 @pytest.mark.parametrize("words", [["--loss.help", "gadget.Gadget"], ["--loss.help=os.system"], ["--data.help", "x"]])
@@ -167,7 +156,6 @@ def test_help_runs_nothing(trap: Path, words: list[str], capsys: pytest.CaptureF
         ("none", "recipe none: No such file or directory; images are given as --data."),
         ("none.yaml", "cannot read the recipe none.yaml"),
         ("~/v.parquet", "v.parquet is not a recipe"),
-        ("--optimizer.rate 3", "unknown key optimizer.rate"),
         ("--epochs", "--epochs needs a value"),
         ("--resume", "run holds no run to resume"),
         ("", "data.source is missing"),

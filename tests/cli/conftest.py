@@ -13,7 +13,6 @@ from vicinal.models import ContextRefiner, Embedder
 
 @pytest.fixture(scope="session")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
     out = tmp_path_factory.mktemp("runs") / "run"
     assert main(["train", "--data.source", str(photos), *SMALL, "--out", str(out)]) == 0
     return out
@@ -21,7 +20,6 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def index(run: Path, photos: Path) -> Path:
-    """An index of the photos."""
     folder = run.parent / "index"
     assert main(["index", "build", str(folder), str(photos), "--model", str(run)]) == 0
     return folder

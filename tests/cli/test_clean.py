@@ -56,26 +56,6 @@ def test_it_says_where_a_model_does_not_tell_classes_apart(spread: float, tmp_pa
     assert ("have a nearest neighbor of their class: either very many labels are wrong" in captured.err) == (spread > 1)
 
 
-def test_what_is_wrong_is_said_in_a_line(photos: Path, run: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words, message in (
-        (["nowhere"], "nowhere: no such"),
-        (["{photos}", "--model", "none"], "none"),
-        (["{photos}", "--csv", "f.txt", "--model", "{run}"], "--csv f.txt: name a file ending in .csv or .parquet"),
-        (["{photos}", "--out", "a.jpg", "--model", "{run}"], "--out a.jpg: name a file ending in .html or .htm"),
-        (["{photos}", "--csv", "f.csv", "--labels", "./f.csv"], "--csv f.csv: is --labels too"),
-        (["{photos}", "--num_neighbors", "0", "--model", "{run}"], "num_neighbors = 0 must be at least 1"),
-        (["{photos}", "--min_similarity", "nan", "--model", "{run}"], "min_similarity = nan must be from -1 to 1"),
-        (["{photos}", "--seed", "-1", "--model", "{run}"], "seed = -1 must be from 0"),
-        (["{photos}", "--num_clusters", "99", "--model", "{run}"], "num_clusters is 99, but there are 48 images"),
-        (["{photos}/class0/0.png", "--model", "{run}"], "1 of 1 images can be read; two are needed"),
-    ):
-        assert main(["clean", *(word.format(photos=photos, run=run) for word in words)]) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-        assert message in line
-        assert not list(tmp_path.iterdir())
-
-
 def test_neither_the_source_nor_decisions_are_written_over(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     vectors = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)

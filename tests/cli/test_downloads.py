@@ -65,7 +65,6 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A Hub that has the weights of the network."""
     state = timm.create_model(NAME, num_classes=1000).state_dict()
     server = FakeHub(safetensors.torch.save({name: value.contiguous() for name, value in state.items()}))
     set_endpoint(monkeypatch, server.server_port)

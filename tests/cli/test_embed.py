@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tests.conftest import output
-from vicinal.cli.main import main
+from tests.conftest import output, refused
 from vicinal.data import load_embeddings, read_fingerprint
 from vicinal.models import ContextRefiner
 from vicinal.retrieval import PCAWhitening, refine
@@ -30,8 +29,8 @@ def test_embeddings_are_refined_and_their_fingerprint_says_so(run: Path, refiner
     np.testing.assert_allclose(refined, refine(ContextRefiner.from_pretrained(refiner), plain), atol=1e-6)
     model = read_fingerprint(tmp_path / "plain.parquet")
     assert read_fingerprint(out) == f"{model}+{ContextRefiner.from_pretrained(refiner).fingerprint()}"
-    assert main(["evaluate", str(out), "--refiner", str(refiner)]) == 2  # they are refined already
-    assert "was trained for embeddings of the model" in capsys.readouterr().err
+    said = refused(capsys, "evaluate", out, "--refiner", refiner)  # they are refined already
+    assert "was trained for embeddings of the model" in said
 
 
 def test_whiten_learns_a_whitening_for_other_verbs(run: Path, tmp_path: Path, capsys) -> None:

@@ -76,8 +76,8 @@ def test_open_set_identification_has_intervals_and_needs_a_calibration(tmp_path:
     vectors = rng.normal(size=(24, 8))[labels] + 0.4 * rng.normal(size=(120, 8))
     file = tmp_path / "v.parquet"
     save_embeddings(file, vectors.astype(np.float32), Table(pd.DataFrame({"label": labels})))
-    assert main(["evaluate", str(file), "--open_set"]) == 2
-    assert "has no calibration, which --open_set needs; make one: vicinal calibrate" in capsys.readouterr().err
+    message = "has no calibration, which --open_set needs; make one: vicinal calibrate"
+    assert message in refused(capsys, "evaluate", file, "--open_set")
     output(capsys, "calibrate", file, "--out", tmp_path / "c.json", "--false_accept_rate", 0.1)
     words = ["evaluate", file, "--open_set", "--calibration", tmp_path / "c.json", "--intervals", "--json"]
     rows = {row["metric"]: row for row in json.loads(output(capsys, *words))["results"]}
@@ -114,17 +114,3 @@ def test_local_features_with_the_weight_of_the_validation_classes(photos: Path, 
     method = "LocalReranking(k=100, weight=3.0, min_similarity=0.1, geometric=False)"
     assert {row["method"] for row in given["results"]} == {None, method}
     assert set(metrics_in(given, "reranked")) == set(metrics_in(given))
-
-
-def test_bad_options_of_local_features_are_one_line(photos: Path, run: Path, capsys) -> None:
-    for flags, message in (
-        (["--rerank", "local"], "the weight of local features is chosen on the split val: "),
-        (["--local.size", "64"], "--local.size is about local features; give --rerank local too"),
-        (["--rerank", "contextual", "--local.dim", "9"], "--local.dim is about local features"),
-        (["--rerank", "contextual", "--rerank.weight", "9"], "--rerank.weight is not an option of contextual"),
-        (["--rerank", "local", "--rerank.weight", "1", "--local.size", "0"], "size"),
-    ):
-        assert main(["evaluate", str(run), "--images", str(photos), *flags]) == 2
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert error.startswith("vicinal evaluate: error: ")
-        assert message in error

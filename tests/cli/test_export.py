@@ -61,33 +61,8 @@ def test_a_gallery_of_another_model_is_refused(run: Path, refiner: Path, photos:
 
     build(dim=16).save_pretrained(tmp_path / "other")
     output(capsys, "embed", photos, "--model", tmp_path / "other", "--out", tmp_path / "other.parquet")
-    flags = ["--refiner", str(refiner), "--gallery", str(tmp_path / "other.parquet")]
-    assert main(["export", str(run), "--out", str(tmp_path / "refined.onnx"), *flags]) == 2
-    assert "the refiner needs embeddings of the model" in capsys.readouterr().err
-    assert main(["export", str(tmp_path / "other"), "--out", str(tmp_path / "refined.onnx"), *flags]) == 2
-    assert "the refiner was trained" in capsys.readouterr().err
+    flags = ["--out", tmp_path / "refined.onnx", "--refiner", refiner, "--gallery", tmp_path / "other.parquet"]
+    assert "the refiner needs embeddings of the model" in refused(capsys, "export", run, *flags)
+    assert "the refiner was trained" in refused(capsys, "export", tmp_path / "other", *flags)
+    assert "has no rows in the split tset" in refused(capsys, "export", run, *flags[:2], "--split", "tset")
     assert not (tmp_path / "refined.onnx").exists()
-
-
-def test_one_line_errors(run: Path, tmp_path: Path, capsys) -> None:
-    for words, message in (
-        (["lost", "--out", "m.onnx"], "lost"),
-        (["{run}", "--out", "m.onnx", "--check", "lost/"], "lost"),
-        (["{run}", "--out", "m.onnx", "--precision", "int4"], "invalid choice: 'int4'"),
-        (["{run}", "--out", "{out}/m.txt"], "m.txt; a model for onnx ends in .onnx"),
-        (["{run}/model", "--out", "{out}/m.onnx", "--fp16"], "measured on images with labels; give check"),
-        (["{run}/model", "--out", "{out}/m.onnx", "--split", "test"], "has neither, so give check"),
-        (["{run}", "--out", "{out}/m.onnx", "--split", "tset"], "has no rows in the split tset"),
-        (["{run}", "--out", "{out}/m.onnx", "--private"], "give --push_to_hub too"),
-        (["{run}", "--out", "{out}/m.onnx", "--push_to_hub", "me/m", "--size", "48"], "leave out size or push_to_hub"),
-    ):
-        words = [word.format(run=run, out=tmp_path) for word in words]
-        try:
-            status = main(["export", *words])
-        except SystemExit as stopped:
-            status = stopped.code
-        error = capsys.readouterr().err.strip()
-        assert status == 2
-        assert message in error
-        assert "\n" not in error
-        assert not list(tmp_path.iterdir())

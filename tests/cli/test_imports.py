@@ -140,7 +140,6 @@ def test_typos_and_missing_files_load_nothing_heavy(photos: Path, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with embeddings in a file, and an index of them."""
     folder = tmp_path_factory.mktemp("vectors")
     values = np.random.default_rng(0).normal(size=(48, 16)).astype(np.float32)
     frame = pd.DataFrame({"label": [f"class{i // 6}" for i in range(48)], "path": [f"{i}.png" for i in range(48)]})

@@ -59,19 +59,6 @@ def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> 
     assert listed(capsys, index)[2]["path"] == str(tmp_path / "moved" / "b" / "1.png")
 
 
-def test_flags_that_exclude_each_other(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    for flags, message in (
-        (["delete", "none"], "give either ids and paths, or --where alone"),
-        (["delete", "none", "1", "--where", "price > 1"], "give either ids and paths, or --where alone"),
-        (["sync", "none"], "give the folder or table of images, or with --root the folder where the images are now"),
-        (["sync", "none", "photos", "--kind", "ivfpq"], "build the index first"),
-        (["sync", "none", "photos", "--kind", "rabitq"], "rabitq is learned from all images at once"),
-        (["build", "none", "photos", "--rescore", "9"], "give --kind too"),
-    ):
-        assert message in refused(capsys, "index", *flags)
-
-
 def test_a_table_as_shops_have_it(run: Path, shop: Path, tmp_path: Path, capsys) -> None:
     index, model = tmp_path / "index", ["--model", run]
     columns = ["--path_column", "file", "--label_column", "product"]

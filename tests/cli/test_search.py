@@ -65,5 +65,3 @@ def test_stored_embeddings_have_no_local_features(index: Path, run: Path, tmp_pa
         error = refused(capsys, *words)
         assert "local features come from images and a model of a timm backbone, not from stored embeddings" in error
     assert not (tmp_path / "index").exists()
-    error = refused(capsys, "evaluate", tmp_path / "v.npy", "--rerank", "local")
-    assert "v.npy holds embeddings; --rerank local needs the images too" in error

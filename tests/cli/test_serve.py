@@ -22,7 +22,6 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, run: Path, capsys, m
     folder, token = save_index(tmp_path), tmp_path / "token"
     token.write_text("short")
     for words, message in (
-        ([tmp_path / "none"], "no such file or folder"),
         ([folder, "--token_file", token], "a token has 16"),
         ([folder, "--max_k", "0"], "max_k = 0 must be at least 1"),
         ([folder, "--cors_origin", "*"], "give scheme and host alone"),
@@ -37,7 +36,6 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, run: Path, capsys, m
 
 @contextmanager
 def process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A running service, and a client of it."""
     command = [sys.executable, "-m", "vicinal", "serve", str(folder), "--port", "0", "--decode_workers", "1", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as started:

@@ -89,8 +89,7 @@ def test_mistakes_are_one_line(working: Path, capsys) -> None:
         (["tune", "recipe.yaml", "--out", "recipe.yaml", "--search.epochs=[1]"], "recipe.yaml is a file; give"),
         (["sweep", "recipe.yaml", "--out", "study", "--search.epochs=[1]"], "unknown key search"),
     ):
-        assert main(words) == 2
-        lines = capsys.readouterr().err.splitlines()
+        lines = refused(capsys, *words).splitlines()
         assert message in lines[-1]
         assert len([line for line in lines if "error" in line]) == 1
         assert not (working / "study").exists()

@@ -33,10 +33,7 @@ LABEL_NOISES = {
 }
 
 
-NOISES = {
-    **LABEL_NOISES,
-    "foreign": lambda table, fraction, seed: foreign_images(table, foreign(300), fraction, seed),
-}
+NOISES = {**LABEL_NOISES, "foreign": lambda table, fraction, seed: foreign_images(table, foreign(300), fraction, seed)}
 
 
 def test_an_exact_fraction_of_the_training_images_is_replaced_by_foreign_ones() -> None:

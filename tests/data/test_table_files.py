@@ -40,10 +40,7 @@ def test_mistakes_in_csv_are_named_with_file_and_line(tmp_path: Path) -> None:
         ("path,label\n", "a header and no rows"),
         ('path,label\na.png,"cat\n', "line 2: the last field begins with a quotation mark that is never closed"),
     ):
-        with pytest.raises(InputError, match=message) as caught:
-            Table.from_csv(write(tmp_path, text))
-        assert str(caught.value).startswith(str(tmp_path / "table.csv"))
-        assert "\n" not in str(caught.value)
+        refused_call(rf"^{tmp_path}/table\.csv.*{message}", Table.from_csv, write(tmp_path, text))
 
 
 def test_columns_of_other_names_and_tables_without_labels(tmp_path: Path) -> None:

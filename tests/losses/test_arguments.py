@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.losses.every_loss import DIM, KINDS
+from tests.refusals import refused_call
 from vicinal import mining
 from vicinal.losses import (
     ArcFaceLoss,
@@ -167,22 +168,17 @@ def test_impossible_arguments(kind: type) -> None:
 def test_impossible_arguments_of_several_numbers() -> None:
     for k in ([], [1, 2, 0], None, [1, None], True, [2.0]):
         message = f"RecallAtKLoss: k = {k} must be a whole number, at least 1, or several"
-        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-            RecallAtKLoss(k=k)
-    with pytest.raises(InputError, match=r"^SupAPLoss: slope = -1 must be at least 0$"):
-        RoadmapLoss(slope=-1)
+        refused_call(f"^{re.escape(message)}$", RecallAtKLoss, k=k)
+    refused_call(r"^SupAPLoss: slope = -1 must be at least 0$", RoadmapLoss, slope=-1)
     with pytest.raises(InputError, match=r"^ContrastiveLoss: positive_margin = nan must be a finite number$"):
         RoadmapLoss(positive_margin=math.nan)
 
 
 def test_a_beta_a_class_needs_labels_that_are_classes() -> None:
     x, loss = torch.randn(3, 4), MarginLoss(num_classes=3)
-    with pytest.raises(InputError, match=r"labels from 0 to 3 are not all in 0 \.\.\. 2 \(num_classes = 3\)"):
-        loss(x, torch.tensor([0, 1, 3]))
-    with pytest.raises(InputError, match=r"labels from -1 to 2"):
-        loss(x, torch.tensor([0, -1, 2]))
-    with pytest.raises(InputError, match="needs one int label per embedding"):
-        loss(x, positive=torch.eye(3, dtype=torch.bool))
+    refused_call(r"labels from 0 to 3 are not all in 0 \.\.\. 2 \(num_classes = 3\)", loss, x, torch.tensor([0, 1, 3]))
+    refused_call(r"labels from -1 to 2", loss, x, torch.tensor([0, -1, 2]))
+    refused_call("needs one int label per embedding", loss, x, positive=torch.eye(3, dtype=torch.bool))
     assert loss(x, torch.tensor([0, 1, 2])).isfinite()
 
 

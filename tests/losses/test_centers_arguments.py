@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.losses.center_cases import CASES, DEFAULTS
+from tests.refusals import refused_call
 from vicinal.losses import (
     CenterBasedLoss,
     ContrastiveLoss,
@@ -34,13 +35,11 @@ def test_impossible_calls(case: str) -> None:
         "the references are the class centers; give embeddings and labels alone": lambda: loss(x, labels, x, labels),
         "the positives of a sample are the centers of its class; give labels alone": lambda: loss(x, positive=same),
     }.items():
-        with pytest.raises(InputError, match=f"^{re.escape(f'{kind}: {message}')}$"):
-            call()
+        refused_call(f"^{re.escape(f'{kind}: {message}')}$", call)
     with pytest.raises(InputError, match="the positives of a sample are the centers of its class; give labels alone"):
         loss(x, labels, relation=lambda a, b: a[:, None] == b)
     for bad in (labels.float(), labels[:2], None):
-        with pytest.raises(InputError, match=r"^labels must be int \[3\]"):
-            loss(x, bad)
+        refused_call(r"^labels must be int \[3\]", loss, x, bad)
     assert loss(x, labels).isfinite()
 
 
@@ -49,17 +48,14 @@ def test_without_classes_or_dimension(kind: type[CenterBasedLoss]) -> None:
     x, labels = torch.randn(3, 4), torch.arange(3)
     message = rf"^{kind.__name__}: num_classes and dim are missing; only a recipe can omit them$"
     for loss in (kind(), kind(num_classes=3), kind(dim=4)):
-        with pytest.raises(InputError, match=message):
-            loss(x, labels)
-        with pytest.raises(InputError, match=message):
-            loss.all_centers()
+        refused_call(message, loss, x, labels)
+        refused_call(message, loss.all_centers)
         loss.create_centers(3, 4)
         assert loss(x, labels).isfinite()
         assert (loss.num_classes, loss.dim) == (3, 4)
     with pytest.raises(InputError, match=rf"^{kind.__name__}: num_classes = 5 does not fit; it must be 3$"):
         kind(num_classes=5).create_centers(3, 4)
-    with pytest.raises(InputError, match=rf"^{kind.__name__}: dim = 5 does not fit; it must be 4$"):
-        kind(dim=5).create_centers(3, 4)
+    refused_call(rf"^{kind.__name__}: dim = 5 does not fit; it must be 4$", kind(dim=5).create_centers, 3, 4)
 
 
 def test_the_only_class_has_no_others() -> None:
@@ -73,8 +69,7 @@ def test_neither_memory_nor_mixtures(kind: type[CenterBasedLoss]) -> None:
     for part in (loss, 0.5 * loss, ContrastiveLoss() + loss):
         with pytest.raises(InputError, match=rf"^CrossBatchMemory: {kind.__name__} cannot compare with a memory"):
             CrossBatchMemory(part, size=10)
-        with pytest.raises(InputError, match=rf"^SiMix: loss must be a loss of similarities .*, not {kind.__name__}$"):
-            SiMix(part)
+        refused_call(rf"^SiMix: loss must be a loss of similarities .*, not {kind.__name__}$", SiMix, part)
 
 
 def test_beside_a_memory_and_mixtures() -> None:

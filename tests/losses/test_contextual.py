@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from tests.losses.contextual_reference import TIE, VARIANTS, contextual_similarity, loss_of_labels, loss_of_pairs
-from vicinal.losses import ContextualLoss, PairLoss
+from tests.refusals import refused_call
+from tests.test_mixing import Seen
+from vicinal.losses import ContextualLoss
 from vicinal.losses.contextual import dense, sparse
 from vicinal.losses.contextual import loss as contextual_loss
-from vicinal.losses.contextual.dense import row_block_loss
 from vicinal.losses.contextual.sparse import sparse_loss
 from vicinal.mixing import SiMix
-from vicinal.similarity.mixed_pair_source import MixedPairSource
-from vicinal.similarity.pair_source import PairSource
-from vicinal.utils.errors import InputError
 
 
 class Sample(NamedTuple):
@@ -188,6 +185,8 @@ def test_k_is_the_size_of_the_classes() -> None:
         sample = SAMPLES[name]
         value = ContextualLoss()(sample.x, sample.labels)
         torch.testing.assert_close(value, ContextualLoss(sample.k)(sample.x, sample.labels), rtol=0, atol=0)
+    for few in (0, 1):  # without a pair it does not matter
+        assert ContextualLoss()(torch.randn(few, 4), torch.zeros(few, dtype=torch.int64)) == 0
 
 
 # Propositions ---------------------------------------------------------------------------------------------------------
@@ -215,22 +214,7 @@ def test_proposition_4_1() -> None:
     assert min(seen.values()) > 50
 
 
-# Without pairs, or without k ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_pair_is_a_zero_that_backpropagates(variant: str) -> None:
-    x, no_pair = torch.randn(6, 4), torch.zeros(6, 6, dtype=torch.bool)
-    for anchors, arguments in (
-        (x[:0], {"labels": torch.zeros(0, dtype=torch.int64)}),
-        (x[:1], {"labels": torch.zeros(1, dtype=torch.int64)}),
-        (x, {"positive": no_pair, "negative": no_pair}),
-    ):
-        loss = ContextualLoss(None if len(anchors) < 2 else 2, **VARIANTS[variant])
-        value, gradient = value_and_gradient(lambda x, of=arguments, loss=loss: loss(x, **of), anchors)
-        assert value == 0
-        assert gradient.shape == anchors.shape
-        assert not gradient.any()
+# Without k ------------------------------------------------------------------------------------------------------------
 
 
 def test_unequal_classes_and_references_need_a_k() -> None:
@@ -243,15 +227,11 @@ def test_unequal_classes_and_references_need_a_k() -> None:
         {"labels": torch.arange(6), "relation": lambda a, b: (a[:, None] - b).abs() < 2},
         {"positive": same},
     ):
-        with pytest.raises(InputError, match=r"^ContextualLoss: .*\bk\b") as error:
-            ContextualLoss()(x, **arguments)
-        assert "\n" not in str(error.value)
+        refused_call(r"^ContextualLoss: .*\bk\b", ContextualLoss(), x, **arguments)
         assert ContextualLoss(k=2)(x, **arguments).isfinite()
     labels = torch.arange(6) // 2
-    with pytest.raises(InputError, match=r"with references .* give k"):
-        ContextualLoss()(x[2:4], labels[2:4], x, labels, 2)
-    with pytest.raises(InputError, match="offset"):
-        ContextualLoss(2)(x, labels, torch.randn(6, 4), labels)
+    refused_call(r"with references .* give k", ContextualLoss(), x[2:4], labels[2:4], x, labels, 2)
+    refused_call("offset", ContextualLoss(2), x, labels, torch.randn(6, 4), labels)
 
 
 # Pairs given otherwise, references ------------------------------------------------------------------------------------
@@ -269,18 +249,6 @@ def test_masks_say_the_pairs(variant: str) -> None:
     assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, kind == 0, kind == 1, 3, **options), x))
     got = value_and_gradient(lambda x: loss(x, positive=kind == 0), x)
     assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, kind == 0, kind != 0, 3, **options), x))
-
-
-def test_a_relation_says_the_pairs() -> None:
-    x = SAMPLES["unequal classes"].x
-    tags = torch.randint(2, (12, 3), generator=torch.Generator().manual_seed(5))
-    overlap = (tags[:, None] * tags).any(dim=-1)
-
-    def relation(a: Tensor, b: Tensor) -> Tensor:
-        return (a[:, None] * b).any(dim=-1)
-
-    got = value_and_gradient(lambda x: ContextualLoss(3)(x, tags, relation=relation), x)
-    assert_near(got, value_and_gradient(lambda x: loss_of_pairs(x, overlap, ~overlap, 3), x))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -415,27 +383,3 @@ def test_virtual_examples_have_neighborhoods_too(variant: str, k: int | None) ->
     loss = SiMix(ContextualLoss(k, **VARIANTS[variant]))
     got = value_and_gradient(lambda x: loss(x, sample.labels), sample.x)
     assert_near(got, value_and_gradient(of_built, sample.x), 1e-6)
-
-
-class Seen(PairLoss):
-    """Remembers the source that it is called with."""
-
-    source: MixedPairSource
-
-    def value(self, source: PairSource) -> Tensor:
-        self.source = source
-        return 0 * source.anchors.sum()
-
-
-# Processes ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if ContextualLoss(2, **VARIANTS[name]).variant.has_matrix_form]
-)
-def test_row_blocks_of_one_process(variant: str) -> None:
-    for name in ("16, k = 4", "20, k = 5", "24, k = 6, learned", "corners", "collapsed"):
-        x, labels, k = SAMPLES[name]
-        same, form = labels[:, None] == labels, ContextualLoss(k, **VARIANTS[variant]).variant
-        got = value_and_gradient(lambda x, *given: row_block_loss(normalize(x), *given), x, same, None, k, form)
-        assert_near(got, by_hand(SAMPLES[name], **VARIANTS[variant]), message=name)

@@ -4,16 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.losses.batches import LOOSE_DISTANCES, nasty_batches, realistic_batch
 from tests.losses.cases import CASES, DEFAULTS, PATHS, TURNS, in_turn
 from tests.losses.gradients import assert_near
-from vicinal.losses import BlackboxAPLoss, CircleLoss, MarginLoss
+from vicinal.losses import MarginLoss
 
 BATCHES = nasty_batches()
-OTHER_GRADIENT = CircleLoss, BlackboxAPLoss
-"""By definition: the weights of the one carry no gradient, and the value of the other is piecewise constant."""
 
 
 @TURNS
@@ -29,17 +26,6 @@ def test_value_and_gradients_are_the_formulas(case: str, turns: int) -> None:
         close(got, CASES[case].values_by_hand(batch), rtol=1e-9, atol=loose or 1e-12)
         for tile_rows in (1, 2, 5) if case in DEFAULTS else (2,):
             close(CASES[case].values(batch, tile_rows=tile_rows), got, rtol=1e-12, atol=loose or 1e-14)
-
-
-@pytest.mark.parametrize("case", [name for name, case in DEFAULTS.items() if case.kind not in OTHER_GRADIENT])
-def test_gradient_is_that_of_the_value(case: str) -> None:
-    """By finite differences."""
-    batch = DEFAULTS[case].suited(BATCHES["singletons"])
-
-    def loss(x: Tensor) -> Tensor:
-        return DEFAULTS[case].loss(tile_rows=4).double()(x, batch.labels)
-
-    assert torch.autograd.gradcheck(loss, batch.embeddings.clone().requires_grad_())
 
 
 @pytest.mark.parametrize("case", PATHS)

@@ -1,6 +1,5 @@
 """Guarantees of all pair losses: references, pairs given by masks, memory of a tile, random miners."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tests.losses import miner_references, references
 from tests.losses.batches import Batch, nasty_batches, realistic_batch
 from tests.losses.cases import DEFAULTS, EACH
 from tests.losses.gradients import value_and_gradients
-from vicinal.losses import MarginLoss, MultiSimilarityLoss, PairLoss, TripletLoss
+from vicinal.losses import MarginLoss, MultiSimilarityLoss, TripletLoss
 from vicinal.mining import DistanceWeightedMiner
 
 BATCHES = nasty_batches()
@@ -114,7 +113,6 @@ class _Largest(TorchDispatchMode):
 
 
 BATCH = realistic_batch()
-RANDOM = [MarginLoss, partial(TripletLoss, miner=DistanceWeightedMiner())]
 
 
 def test_a_later_call_draws_what_its_number_says() -> None:
@@ -125,14 +123,6 @@ def test_a_later_call_draws_what_its_number_says() -> None:
             for anchor in references.anchors_of(Batch(*BATCH))
         ]
         torch.testing.assert_close(loss(*BATCH), references.triplet(anchors), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("make", RANDOM)
-def test_a_restored_loss_goes_on_as_if_never_interrupted(make: type[PairLoss]) -> None:
-    loss, restored = make(), make()
-    loss(*BATCH)
-    restored.load_state_dict(loss.state_dict())
-    torch.testing.assert_close(restored(*BATCH), loss(*BATCH), rtol=0, atol=0)
 
 
 def test_nothing_is_counted_where_nothing_is_drawn() -> None:

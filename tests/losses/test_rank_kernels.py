@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.losses.batches import Batch, nasty_batches
-from vicinal.losses import Loss, RecallAtKLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
+from tests.losses.batches import nasty_batches
+from tests.losses.gradients import value_and_gradients
+from vicinal.losses import RecallAtKLoss, SupAPLoss, TripletLoss, soft_ranks, triplets
 from vicinal.mixing import SiMix
 from vicinal.utils import devices
 
@@ -70,18 +71,10 @@ def test_losses_with_kernels_are_those_without(
     name: str, names: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     batches = {each: BATCHES[each] for each in names}
-    expected = {each: value_and_gradient(LOSSES[name](), batch) for each, batch in batches.items()}
+    expected = {each: value_and_gradients(LOSSES[name](), batch) for each, batch in batches.items()}
     request.getfixturevalue("with_kernels")
     for each, batch in batches.items():
-        got = value_and_gradient(LOSSES[name](), batch)
+        got = value_and_gradients(LOSSES[name](), batch)
         torch.testing.assert_close(
             got, expected[each], rtol=1e-5, atol=1e-6, msg=lambda text, each=each: f"{each}: {text}"
         )
-
-
-def value_and_gradient(loss: Loss, batch: Batch) -> list[Tensor]:
-    x = batch.embeddings.clone().requires_grad_()
-    value = loss(*batch._replace(embeddings=x))
-    value.backward()
-    assert x.grad is not None
-    return [value.detach(), x.grad]

@@ -197,10 +197,6 @@ def test_fingerprint_follows_weights_and_config():
     assert model.fingerprint() not in prints
 
 
-def test_default_transform_is_that_of_the_pretrained_weights():
-    assert Embedder("test_vit", dim=4, pretrained=False).transform.mean == (0.5, 0.5, 0.5)
-
-
 def test_invalid_values():
     for arguments, message in (
         ({"dim": 10**9}, "dim is 1000000000; it must be an integer from 1 to 65,536"),

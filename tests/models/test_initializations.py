@@ -11,7 +11,6 @@ from tests.conftest import ROOT
 from tests.refusals import refused_call
 from vicinal.models import INITIALIZATIONS, create_backbone, default_transform
 from vicinal.models.weight_files import read_weights
-from vicinal.utils.errors import InputError
 
 
 def trained(name, **arguments):
@@ -36,10 +35,6 @@ def saved(model, path, wrap=lambda state: state):
 
 def under(prefix, state):
     return {f"{prefix}{name}": tensor for name, tensor in state.items()}
-
-
-def assert_one_line(error):
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +80,8 @@ def test_widths_and_a_file_that_does_not_fit_them(tmp_path):
     small = {"channels": [8, 8, 16, 24]}
     assert create_backbone("test_resnet", False, backbone_args=small).num_features == 24
     path = saved(trained("test_resnet"), tmp_path / "w.pth")
-    with pytest.raises(InputError, match=r"w\.pth does not fit test_resnet: .*size mismatch for layer1") as error:
-        create_backbone("test_resnet", path, backbone_args=small)
-    assert_one_line(error)
+    message = r"w\.pth does not fit test_resnet: .*size mismatch for layer1"
+    refused_call(message, create_backbone, "test_resnet", path, backbone_args=small)
 
 
 def test_weights_whose_last_norm_stands_after_pooling(tmp_path):
@@ -95,13 +89,6 @@ def test_weights_whose_last_norm_stands_after_pooling(tmp_path):
     assert "fc_norm.weight" in model.state_dict()
     backbone = create_backbone("test_vit", saved(model, tmp_path / "w.safetensors"))
     assert torch.equal(backbone.norm.weight, torch.ones(64))
-
-
-def test_a_file_of_another_model(tmp_path):
-    path = saved(trained("test_vit"), tmp_path / "w.safetensors")
-    refused_call(r"w\.safetensors does not fit test_resnet: it lacks .*conv1", create_backbone, "test_resnet", path)
-    path = saved(trained("test_efficientnet"), tmp_path / "w.pt", lambda state: {"state_dict": under("model.", state)})
-    refused_call(r"w\.pt does not fit test_resnet: it lacks .*conv1", create_backbone, "test_resnet", path)
 
 
 def test_missing_and_unknown_keys_are_named(tmp_path):

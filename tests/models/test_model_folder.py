@@ -14,6 +14,7 @@ import timm
 import torch
 import yaml
 
+from tests.models import test_embedder
 from tests.models.test_embedder import images
 from tests.refusals import refused_call
 from vicinal.data import ImageTransform
@@ -21,11 +22,7 @@ from vicinal.models import Embedder, model_folder
 from vicinal.utils.errors import InputError
 
 TRANSFORM = ImageTransform(size=32, resize=40, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), scale=(0.16, 1.0))
-
-
-def build(backbone="test_resnet", seed=0, **arguments):
-    torch.manual_seed(seed)
-    return Embedder(backbone, **{"dim": 8, "pretrained": False, "transform": TRANSFORM, **arguments})
+build = partial(test_embedder.build, transform=TRANSFORM)
 
 
 def change(folder, **values):

@@ -111,9 +111,8 @@ def test_a_file_of_efficientnet_pytorch_gives_the_maps_of_its_network(tmp_path, 
 def test_a_file_of_efficientnet_pytorch_for_another_size(tmp_path):
     state = as_efficientnet_pytorch(timm.create_model("tf_efficientnet_lite1"))
     torch.save(state, tmp_path / "lite1.pth")
-    with pytest.raises(InputError, match=r"lite1\.pth does not fit tf_efficientnet_lite0: ") as error:
-        create_backbone("tf_efficientnet_lite0", tmp_path / "lite1.pth")
-    assert "\n" not in str(error.value)
+    message = r"lite1\.pth does not fit tf_efficientnet_lite0: "
+    refused_call(message, create_backbone, "tf_efficientnet_lite0", tmp_path / "lite1.pth")
     torch.save({name: each for name, each in state.items() if "_blocks.3." not in name}, tmp_path / "part.pth")
     with pytest.raises(InputError, match=r"part\.pth does not fit .*_lite1: it lacks blocks\.1\.2\.conv_pw"):
         create_backbone("tf_efficientnet_lite1", tmp_path / "part.pth")
@@ -137,9 +136,8 @@ def test_published_files_are_downloaded_once(tmp_path, cache, capsys):
 
 def test_a_download_with_another_hash_is_refused(tmp_path, cache):
     torch.save({"a": torch.ones(2)}, tmp_path / "weights-0123abcd.pth")
-    with pytest.raises(InputError, match=r"could not be fetched and loaded \(invalid hash value") as error:
-        download_weights((tmp_path / "weights-0123abcd.pth").as_uri())
-    assert "\n" not in str(error.value)
+    url = (tmp_path / "weights-0123abcd.pth").as_uri()
+    refused_call(r"could not be fetched and loaded \(invalid hash value", download_weights, url)
     assert not any(cache.iterdir())
 
 

@@ -1,7 +1,5 @@
-"""Pictures: contact sheets, learning curves and curves over the depths of a refiner; what they load."""
+"""Pictures: contact sheets, learning curves and curves over the depths of a refiner."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +59,6 @@ def test_images_keep_their_proportions(tmp_path) -> None:
     where = pixels(tmp_path / "grid.png", "#123456")
     height, width = np.ptp(where, axis=0) + 1
     assert width / height == pytest.approx(4, rel=0.05)
-
-
-def test_any_number_of_rows(tmp_path) -> None:
-    rows = 20
-    neighbor_grid(
-        [item("a $x$")] * rows, [[item("a")] * (row % 3) for row in range(1, rows + 1)], tmp_path / "grid.png"
-    )
-    size = Image.open(tmp_path / "grid.png").size
-    assert size[1] == pytest.approx(rows * DPI * contact_sheets.CELL_INCHES * 1.5, rel=0.2)
 
 
 @pytest.mark.parametrize("without", [{}, {"path": None}, {"path": float("nan")}])
@@ -222,14 +211,3 @@ def test_what_a_curve_needs() -> None:
         refused_call("nothing to draw", depth_curves, curves, "a.png")
     with pytest.raises(InputError, match="curve 'a' has no mAP@R at depth 1"):
         depth_curves({"a": [{"recall@1": 1.0, "mAP@R": 1.0}, {"recall@1": 1.0}]}, "a.png")
-
-
-def test_what_is_not_needed_is_not_loaded() -> None:
-    loaded = (
-        "import sys, vicinal.report.page, vicinal.analysis\n"
-        "print([name for name in sys.modules if name.startswith(('matplotlib', 'vicinal.training'))])\n"
-        "import vicinal.report.plots, vicinal.report.plots\n"
-        "print([name for name in sys.modules if name.startswith('vicinal.training')])"
-    )
-    result = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True)
-    assert result.stdout == "[]\n[]\n"

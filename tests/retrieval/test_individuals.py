@@ -66,12 +66,16 @@ def test_clusters_are_those_of_scikit_learn_and_ordered_by_size(threshold: float
     assert found.dtype == np.int64
 
 
-def test_few_photos_and_names_of_new_identities() -> None:
-    index = Index.build(np.eye(3), Table(pd.DataFrame({"label": [4, 4, 9]})))
+def test_few_photos_names_of_new_identities_and_photos_without_one() -> None:
+    index = Index.build(np.eye(3), Table(pd.DataFrame({"label": [4, 4, 9], "is_query": [True] * 3})))
     one = Table(pd.DataFrame(index=range(1)))
-    assert identify(index, -np.eye(3)[:1], one, min_score=0.5)["identity"].tolist() == [10]
     assert identify(index, np.eye(3)[:1], one, min_score=0.5)["identity"].tolist() == [4]
     assert len(identify(index, np.empty((0, 3)), Table(pd.DataFrame(index=[])), min_score=0.5)) == 0
+    index.add(-np.eye(3), Table(pd.DataFrame({"path": ["a", "b", "c"]})))  # in the index, but no identities
+    assert identify(index, -np.eye(3)[:1], one, min_score=0.5)["identity"].tolist() == [10]
+    vectors, table = enrolled_photos(index)
+    assert vectors.shape == (3, 3)
+    assert (table.classes, table.has("path"), table.has("is_query")) == ([4, 9], False, False)
 
 
 def test_what_cannot_be_identified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +102,3 @@ def test_a_search_does_not_decide_by_a_calibration_of_identities() -> None:
     assert index.match_calibration is None
     refused_call("about identities; use vicinal identify", match_images, index, vectors, table, k=1)
     assert match_images(index, vectors, table, k=1, min_score=0.5)[0].decision.is_match
-
-
-def test_photos_without_labels_are_in_the_index_but_no_identities() -> None:
-    index = Index.build(np.eye(3), Table(pd.DataFrame({"label": [4, 4, 9], "is_query": [True] * 3})))
-    index.add(-np.eye(3), Table(pd.DataFrame({"path": ["a", "b", "c"]})))
-    one = Table(pd.DataFrame(index=range(1)))
-    assert identify(index, -np.eye(3)[:1], one, min_score=0.5)["identity"].tolist() == [10]
-    vectors, table = enrolled_photos(index)
-    assert vectors.shape == (3, 3)
-    assert (table.classes, table.has("path"), table.has("is_query")) == ([4, 9], False, False)

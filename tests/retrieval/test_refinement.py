@@ -3,7 +3,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from tests.losses.allocations import peak_and_kept
 from tests.models.refiner_reference import PAPER, reference, trained
@@ -99,7 +98,6 @@ def test_result_does_not_depend_on_chunk_size() -> None:
 
 
 def contexts(model: ContextRefiner, vectors: Array, **more: Any) -> list[Array]:
-    """The context of each embedding."""
     seen: list[Array] = []
     model.register_forward_pre_hook(lambda _, given: seen.extend(given[1].numpy()))
     refine(model, vectors, **more)
@@ -193,11 +191,6 @@ def test_excluded_groups_may_be_neighbors() -> None:
     grouped = {"exclude_self": np.arange(60), "query_groups": groups, "gallery_groups": groups}
     ranking = rerank(vectors, vectors, 5, Refinement(refiner()), **grouped)
     np.testing.assert_array_equal(ranking.ids, top_k(refined, refined, 5, **grouped).ids)
-
-
-def test_untrained_refiner_is_the_identity() -> None:
-    vectors = unit(load_digits().data)
-    np.testing.assert_allclose(refine(ContextRefiner(64), vectors), vectors, atol=3e-7)
 
 
 def test_training_modes_are_restored_and_dropout_is_off() -> None:

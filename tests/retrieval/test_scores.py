@@ -71,10 +71,6 @@ def test_very_large_and_very_small_entries() -> None:
             np.testing.assert_allclose(UnitVectors(given, "vector").block(0, 5), vectors, atol=1e-6)
 
 
-def test_zero_vector_has_score_zero() -> None:
-    assert scores(np.zeros((1, 3)), unit(4, 3)).abs().max() == 0
-
-
 def test_row_that_is_not_finite_is_named() -> None:
     vectors = unit(9000, 3)
     for value in (np.nan, np.inf, -np.inf):

@@ -35,15 +35,6 @@ def test_matches_have_path_and_label_if_there_are_any() -> None:
     assert search_images(index(), VECTORS[:0], nothing(0), k=1) == []
 
 
-def test_missing_values_are_omitted() -> None:
-    searched = Index.build(VECTORS[:2], Table(pd.DataFrame({"label": [5, 6]})))
-    searched.add(VECTORS[2:], Table(pd.DataFrame({"path": PATHS[2:]})))
-    (found,) = search_images(searched, VECTORS[:1], Table(pd.DataFrame({"id": [17]})), k=3)
-    assert found.query == {"id": 17}
-    assert [match.keys() - {"id", "score"} for match in found.matches] == [{"label"}, {"label"}, {"path"}]
-    assert [match.get("label") for match in found.matches] == [5, 6, None]
-
-
 def test_exclude_self_omits_the_query() -> None:
     table = Table(pd.DataFrame({"path": PATHS}))
     searched = index(path=PATHS)

@@ -16,7 +16,6 @@ from vicinal.data import ImageTransform
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What runs the tests that are coroutines."""
     return "asyncio"
 
 
@@ -52,7 +51,6 @@ def client(pictures: Path, model: Embedder) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the pictures of `service`, and of its index."""
     return tmp_path_factory.mktemp("served")
 
 

@@ -11,7 +11,6 @@ WAIT = 60.0  # seconds, on a machine with much else to do
 
 
 def wait_for(tab: Browser, expression: str) -> None:
-    """Wait until an expression of the page is true."""
     end = time.monotonic() + WAIT
     while not tab.ask(expression):
         assert time.monotonic() < end, (expression, tab.ask("document.body.innerText"), tab.errors)
@@ -19,7 +18,6 @@ def wait_for(tab: Browser, expression: str) -> None:
 
 
 def drop(tab: Browser, file: Path) -> None:
-    """Drag a file over the page, and let it go."""
     left, top, width, height = tab.place("#drop")
     data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
@@ -27,7 +25,6 @@ def drop(tab: Browser, file: Path) -> None:
 
 
 def paste(tab: Browser, png: Path) -> None:
-    """Put a picture into the clipboard, and press Ctrl+V."""
     tab.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     data = base64.b64encode(png.read_bytes()).decode()
     tab.ask(f"""(async () => {{
@@ -50,7 +47,6 @@ def pick(tab: Browser, file: Path, button: str = "#pick") -> None:
 
 
 def touch(tab: Browser, *places: tuple[float, float]) -> None:
-    """Move one finger from place to place."""
     for kind, at in [("touchStart", places[0]), *(("touchMove", at) for at in places[1:])]:
         tab.send("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": at[0], "y": at[1]}])
     tab.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])

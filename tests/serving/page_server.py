@@ -126,7 +126,6 @@ def watched_app(index: Path, embedder: Any = None, token: str | None = None, rea
 
 
 def sent_image(note: Note) -> Image.Image:
-    """The picture of a search by a form."""
     _, start, rest = note["body"].partition(b'name="image"')
     assert start, note["body"][:200]
     return Image.open(BytesIO(rest.partition(b"\r\n\r\n")[2]))

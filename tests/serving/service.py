@@ -56,14 +56,12 @@ def client_of(folder: Path, model: Any = None, access: Access | None = None, **o
 
 
 def picture(color: Any = "red", size: tuple[int, int] = (40, 30), kind: str = "PNG", mode: str = "RGB") -> bytes:
-    """The bytes of an image file."""
     buffer = io.BytesIO()
     Image.new(mode, size, color).save(buffer, kind)
     return buffer.getvalue()
 
 
 def noise(seed: int, size: tuple[int, int] = (40, 30)) -> bytes:
-    """The bytes of a PNG of noise."""
     pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")

@@ -89,22 +89,17 @@ def test_images_are_added_looked_up_and_deleted(tmp_path: Path) -> None:
         refused_call(f"{ids[0]}", client.lookup, [ids[0]])
 
 
-WRONG: dict[str, tuple[Callable[[Client], Any], str]] = {
-    "a single path": (lambda client: client.embed("cup.jpg"), "give a list of images"),
-    "another dimension": (lambda client: client.search(np.ones((1, 4)), k=1), "dimensions"),
-    "an unknown option": (lambda client: client.search([b"x"], sort="size"), "sort"),
-    "more rows than images": (lambda client: client.add(np.ones((1, 3)), Table(pd.DataFrame({"a": [1, 2]}))), "2 rows"),
-    "nothing to delete": (lambda client: client.delete(), "exactly one of ids, filter"),
-    "no address": (lambda _: Client("127.0.0.1:8000"), "not the address of a service"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_an_error_of_one_line(client: Client, name: str) -> None:
-    call, message = WRONG[name]
-    with pytest.raises(InputError, match=message) as caught:
-        call(client)
-    assert "\n" not in str(caught.value)
+def test_wrong_input_is_an_error_of_one_line(client: Client) -> None:
+    two_rows = Table(pd.DataFrame({"a": [1, 2]}))
+    for call, message in (
+        (lambda: client.embed("cup.jpg"), "give a list of images"),
+        (lambda: client.search(np.ones((1, 4)), k=1), "dimensions"),
+        (lambda: client.search([b"x"], sort="size"), "sort"),
+        (lambda: client.add(np.ones((1, 3)), two_rows), "2 rows"),
+        (client.delete, "exactly one of ids, filter"),
+        (lambda: Client("127.0.0.1:8000"), "not the address of a service"),
+    ):
+        refused_call(message, call)
 
 
 def test_errors_have_the_reason_of_the_service() -> None:

@@ -1,5 +1,6 @@
 """The embedders of the service give the embeddings of the models, with the steps after them."""
 
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,6 @@ def embed(embedder: Any) -> np.ndarray:
 
 
 def images() -> list[Image.Image]:
-    from io import BytesIO
-
     return [Image.open(BytesIO(data)) for data in FILES]
 
 
@@ -57,7 +56,6 @@ def test_models_of_gray_images() -> None:
 
 
 def test_the_model_keeps_its_threads(model: Embedder) -> None:
-    """One thread is for the processes that decode, not for the model."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

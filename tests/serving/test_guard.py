@@ -58,6 +58,19 @@ def guard_of(handler: Handler, limits: Limits = LIMITS) -> Guard:
     return Guard(app, limits, Load())
 
 
+def endless(ended: list[str]) -> Handler:
+    """Works until it is cancelled, which it notes."""
+
+    async def work(request: Request) -> None:
+        await request.body()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    return work
+
+
 async def length(request: Request) -> JSONResponse:
     return JSONResponse(len(await request.body()))
 
@@ -101,19 +114,10 @@ async def test_too_many_requests_or_bytes_are_told_to_come_again() -> None:
 
 
 async def test_a_slow_request_ends() -> None:
-    ended = []
-
-    async def never(request: Request) -> JSONResponse:
-        await request.body()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(1)
-        return JSONResponse(1)
-
-    guard = guard_of(never, replace(LIMITS, request_seconds=0.15))
+    ended: list[str] = []
+    guard = guard_of(endless(ended), replace(LIMITS, request_seconds=0.15))
     client = await ask(guard, Client(b"x"))
-    assert (client.status, ended) == (504, [1])
+    assert (client.status, ended) == (504, ["cancelled"])
     assert json.loads(client.body)["detail"] == "the request took longer than 0.15 s"
     trickle = Client(b"x", is_complete=False)  # the rest of the body never comes
     assert (await ask(guard, trickle)).status == 504
@@ -122,16 +126,7 @@ async def test_a_slow_request_ends() -> None:
 
 async def test_who_hangs_up_is_not_worked_for() -> None:
     ended: list[str] = []
-
-    async def work(request: Request) -> JSONResponse:
-        await request.body()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cancelled")
-        return JSONResponse(1)
-
-    guard = guard_of(work)
+    guard = guard_of(endless(ended))
     client = await asyncio.wait_for(ask(guard, Client(b"x", hangs_up=True)), 60)
     assert (client.status, ended) == (None, ["cancelled"])
     picture = Client(b"", hangs_up=True)

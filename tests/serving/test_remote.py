@@ -27,7 +27,6 @@ ROWS = 12
 
 
 def images(folder: Path) -> Table:
-    """Pictures, and the columns of an index of them."""
     (folder / "photos").mkdir()
     paths = [folder / "photos" / f"{number}.png" for number in range(ROWS)]
     for number, path in enumerate(paths):
@@ -37,7 +36,6 @@ def images(folder: Path) -> Table:
 
 
 def build(url: str, folder: Path, kind: Any = "exact") -> list[int]:
-    """Build an index, and return its ids."""
     table = images(folder)
     with RemoteIndex.build(random_vectors(ROWS), table, url, kind, root=str(folder / "photos")) as index:
         return index.ids_by_key(table.image_keys).tolist()
@@ -45,7 +43,6 @@ def build(url: str, folder: Path, kind: Any = "exact") -> list[int]:
 
 @pytest.fixture(scope="module")
 def place(servers: dict[str, Server], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[int]]:  # noqa: F811
-    """The URL of an index, and its ids."""
     url = servers["postgresql"].url(unique_table())
     return url, build(url, tmp_path_factory.mktemp("pictures"))
 

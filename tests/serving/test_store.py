@@ -28,10 +28,6 @@ def add(store: FolderStore, seed: int, key: str | None = None, **columns: Any) -
     return number
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
 def test_changes_are_durable_when_they_are_answered_and_keys_are_remembered(tmp_path: Path) -> None:
     folder = save_index(tmp_path)
     with FolderStore(folder) as store:
@@ -41,7 +37,8 @@ def test_changes_are_durable_when_they_are_answered_and_keys_are_remembered(tmp_
         index = Index.load(folder)  # of another process
         assert index.metadata.ids.tolist() == [0, 1, 2, *range(4, 30), 31]
         assert index.lookup([31])["price"].tolist() == [101]
-        np.testing.assert_allclose(index.vectors()[-1:], _unit(random_vectors(1, 101)), atol=1e-6)
+        vector = random_vectors(1, 101)
+        np.testing.assert_allclose(index.vectors()[-1:], vector / np.linalg.norm(vector), atol=1e-6)
         assert [add(store, 1, "a"), add(store, 1, "a"), add(store, 2, "b")] == [32, 32, 33]
     with FolderStore(folder) as again:
         assert (again.added_with("b"), again.added_with("c")) == ([33], None)

@@ -60,7 +60,6 @@ def processes(pool: DecodingPool) -> list[int]:
 
 
 def stopped_pool(pool: DecodingPool) -> list[Future[Any]]:
-    """Stop both processes in the middle of a task."""
     for process in processes(pool):
         os.kill(process, signal.SIGSTOP)
     futures = [pool.submit(ImageTask(noise(number))) for number in range(2)]

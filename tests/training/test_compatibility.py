@@ -111,19 +111,16 @@ def test_features_that_are_frozen_are_trained_to_be_compatible_too(settings: lis
     assert "CompatibilityLoss" in pd.read_csv(run.log)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
+def test_invalid_settings(settings: list[str], tmp_path: Path, capsys) -> None:
+    for more, message in (
         (["--model.dim=9"], "have 16 dimensions, those of the new model 9; give model.dim = 16"),
         (["--model.projector=12"], "projector"),
         (["--compatible_with=nowhere"], "compatible_with: .*nowhere"),
-    ],
-)
-def test_invalid_settings(settings: list[str], tmp_path: Path, more: list[str], message: str, capsys) -> None:
-    assert main(["train", *settings, *more, f"--out={tmp_path / 'run'}"]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert re.search(message, lines[-1])
-    assert not (tmp_path / "run" / "model").exists()
+    ):
+        assert main(["train", *settings, *more, f"--out={tmp_path / 'run'}"]) == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert re.search(message, lines[-1])
+        assert not (tmp_path / "run" / "model").exists()
 
 
 def test_invalid_batches() -> None:

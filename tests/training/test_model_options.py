@@ -1,8 +1,7 @@
-"""Options of the model in a run: what is frozen stays, the exponent of GeM learns, a head begins as a whitening."""
+"""Options of the model in a run: what is frozen stays, the exponent of GeM learns."""
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -10,10 +9,8 @@ from torch import nn
 
 from tests.training.runs import trainer
 from vicinal.models import Embedder
-from vicinal.retrieval import PCAWhitening
-from vicinal.training import Recipe, Trainer, train
+from vicinal.training import Trainer
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.utils.errors import InputError
 
 
 def test_batch_norm_frozen_as_a_whole_stays_after_frozen_epochs_too(small: list[str], tmp_path: Path) -> None:
@@ -61,16 +58,3 @@ def test_the_exponent_of_gem_learns_at_its_own_rate_without_weight_decay(small: 
     assert p != pytest.approx(3, abs=1e-3)
     plain = trainer(small, tmp_path / "plain")
     assert [group["name"] for group in plain.engine.optimizer.param_groups] == ["backbone", "head"]
-
-
-def test_a_recipe_starts_from_a_whitening(small: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "whitening.safetensors"
-    PCAWhitening.fit(np.random.default_rng(0).standard_normal((500, 96)), 16).save(path)
-    settings = [*small, "--model.norm=l2", f"--model.head_whitening={path}", "--epochs=1"]
-    weight = trainer(settings, tmp_path / "run").embedder.head[1].weight.detach()
-    whitening = PCAWhitening.load(path)
-    expected = whitening.components / whitening.explained_variance[:, None] ** 0.5
-    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
-    with pytest.raises(InputError, match=r"model: head_whitening: .* maps 96 dimensions to 16, and the linear layer"):
-        train(Recipe.load(overrides=[*settings, "--model.dim=12"]), tmp_path / "other")
-    assert not (tmp_path / "other").exists()

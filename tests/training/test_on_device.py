@@ -188,15 +188,6 @@ def test_a_step_is_that_of_augmented_images(create) -> None:  # type: ignore[no-
     assert all(map(torch.equal, gradients(module), gradients(other)))
 
 
-def test_both_passes_of_two_stage_backpropagation_see_the_same_pixels() -> None:
-    module, seen = plain(5).train(), []
-    module.embedder.transform = TRANSFORM
-    module.embedder.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
-    step(module, batch())
-    assert [len(each) for each in seen] == [5, 5, 2, 5, 5, 2]
-    assert all(map(torch.equal, seen[:3], seen[3:]))
-
-
 @pytest.mark.parametrize(("name", "more"), [("one pass", 1), ("micro-batches", 6)])
 def test_on_a_device_nothing_more_waits_and_launches_are_few(name: str, more: int) -> None:
     create, waits, launches = MODULES[name]

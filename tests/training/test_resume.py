@@ -138,15 +138,11 @@ def test_resuming_a_finished_run_changes_nothing_but_settings_of_the_machine(sma
 def test_what_cannot_be_started_or_resumed(small: list[str], run: RunFolder, tmp_path: Path) -> None:
     recipe = Recipe.load(overrides=small)
     refused_call("holds no run to resume", resume, tmp_path / "none")
-    with pytest.raises(InputError, match="no such file"):
-        train(Recipe.load(overrides=[*small, f"--data.source={tmp_path / 'none'}"]), tmp_path / "other")
-    assert not (tmp_path / "other").exists()
     refused_call(r"run exists already; give another --out, or --resume", train, recipe, run.path)
     before = run.recipe.read_bytes()
     for setting in ("--epochs=1", "--validation.patience=3", "--optimizer.lr=0.5", "--seed=3"):
         key = setting.removeprefix("--").partition("=")[0]
-        with pytest.raises(InputError, match=rf"{key} = .* differs from the run's own"):
-            resume(run.path, Recipe.load(run.recipe, [setting]))
+        refused_call(rf"{key} = .* differs from the run's own", resume, run.path, Recipe.load(run.recipe, [setting]))
     assert run.recipe.read_bytes() == before
     with run.in_use():
         message = rf"run is in use: process {os.getpid()} on {socket.gethostname()} trains there; wait for it or stop"

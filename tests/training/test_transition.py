@@ -18,7 +18,6 @@ from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.class_centers import read_centers
 from vicinal.training.training_data import load_training_table
 from vicinal.training.transition import class_probabilities, read_transition
-from vicinal.utils.errors import InputError
 from vicinal.utils.run_folder import RunFolder
 
 NOISE = ["--data.noise.random_labels=0.3", "--epochs=2"]
@@ -132,6 +131,5 @@ def test_impossible_sources_are_refused_before_a_run(first: RunFolder, small: li
         ([corrected, f"--transition.source={tmp_path / 'unfinished'}"], "the run has no finished model"),
         ([corrected, f"--transition.source={first.path}", "--seed=1"], "is not a training class of both runs"),
     ):
-        with pytest.raises(InputError, match=message):
-            train(Recipe.load(overrides=[*small, *NOISE, *more]), tmp_path / "run")
+        refused_call(message, train, Recipe.load(overrides=[*small, *NOISE, *more]), tmp_path / "run")
         assert not (tmp_path / "run").exists()

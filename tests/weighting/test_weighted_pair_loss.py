@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import ROOT
+from tests.refusals import refused_call
 from tests.weighting.cases import BATCHES, LABELS, MS_MINER, batch, gradients
 from vicinal import losses
 from vicinal.mining import Miner
@@ -172,10 +173,8 @@ def test_impossible_rules() -> None:
 
     with pytest.raises(InputError, match=r"Swapped: weights of positives are \[13, 13\] and must be \[13, 4\]"):
         WeightedPairLoss(Swapped())(batch(), LABELS)
-    with pytest.raises(InputError, match="MarginLoss has a random miner"):
-        LossWeights(losses.MarginLoss())
+    refused_call("MarginLoss has a random miner", LossWeights, losses.MarginLoss())
     with pytest.raises(InputError, match="HistogramLoss is not a RowLoss"):
         LossWeights(losses.HistogramLoss())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="reduction = 'violating'"):
-        WeightedPairLoss(EqualWeights(), reduction="violating")
+    refused_call("reduction = 'violating'", WeightedPairLoss, EqualWeights(), reduction="violating")
     assert isinstance(WeightedPairLoss(EqualWeights()), losses.PairLoss)

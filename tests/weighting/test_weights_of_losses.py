@@ -146,16 +146,6 @@ def test_looking_changes_nothing(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_weights_of_a_random_miner_are_those_of_the_next_call() -> None:
-    loss, x = losses.TripletLoss(miner=DistanceWeightedMiner(num_samples=1)), batch()
-    seen = []
-    for _ in range(3):
-        seen.append(pair_weights(loss, PairSource.from_batch(x, LABELS), signed=True))
-        (by_weights,) = gradients(lambda x, w=seen[-1]: (w * (normalize(x) @ normalize(x).T)).sum(), x)
-        torch.testing.assert_close(by_weights, gradients(lambda x: loss(x, LABELS), x)[0])
-    assert not torch.equal(seen[0], seen[1])
-
-
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "margin, classes"])
 def test_weights_are_finite(name: str) -> None:
     for of, data in BATCHES.items():

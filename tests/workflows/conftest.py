@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workflows.studies import write_table
+from vicinal.data import ImageTransform
 from vicinal.models import Embedder
 from vicinal.workflows.tuning import runs
 from vicinal.workflows.tuning.study_recipe import StudyRecipe
@@ -17,7 +18,7 @@ from vicinal.workflows.tuning.study_recipe import StudyRecipe
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "model"
-    Embedder("test_resnet", dim=4, pretrained=False).save_pretrained(folder)
+    Embedder("test_resnet", dim=4, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
     return str(folder)
 
 

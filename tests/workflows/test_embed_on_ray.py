@@ -148,9 +148,8 @@ def test_an_image_that_kills_its_worker_costs_itself(model: str, images: Path, c
     (folder / "class1" / "2.png").rename(folder / "class1" / "deadly.png")
     done = embed_on_ray(reader_of(model), str(folder), tmp_path / "ray", part_size=4)
     (row,) = done.unreadable
-    assert done.unreadable[row].startswith(
-        f"{folder / 'class1' / 'deadly.png'}: the process that reads it ended 2 times"
-    )
+    told = f"{folder / 'class1' / 'deadly.png'}: the process that reads it ended 2 times"
+    assert done.unreadable[row].startswith(told)
     assert done.num_embeddings == 17
     (folder / "class1" / "deadly.png").write_bytes(b"no image")
     embed_shard(reader_of(model), str(folder), tmp_path / "here", 1, 1, part_size=4)
@@ -199,7 +198,6 @@ def test_a_wrong_address_is_one_line(model: str, images: Path, tmp_path: Path, c
     port = free_port()
     for address, message in (
         ("head", "--ray head: give local, auto, or HOST:PORT of a Ray cluster"),
-        ("head:0", "--ray head:0: give local, auto, or HOST:PORT"),
         (f"127.0.0.1:{port}", f"--ray 127.0.0.1:{port}: no Ray cluster there (Connection refused)"),
     ):
         words = ["embed", images, "--model", model, "--out", tmp_path / "out", "--ray", address]

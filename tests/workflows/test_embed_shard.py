@@ -251,7 +251,6 @@ def test_all_options_of_a_model_are_those_of_shards(model: str, images: Path, tm
 
 
 def test_an_unreadable_image_costs_itself_only(model: str, images: Path, tmp_path: Path, monkeypatch) -> None:
-    """The other images of its part are read and embedded once."""
     load, read = ImageDataset.load, []
 
     def counted(dataset: ImageDataset, row: int, transform: object) -> object:

@@ -193,10 +193,6 @@ def test_embeddings_and_labels_from_two_files(files: Path, capsys) -> None:
     assert metrics_in(found) == expected
     found = json.loads(output(capsys, "evaluate", "--embeddings", "good.parquet", "--labels", "y.csv", "--json"))
     assert metrics_in(found) == expected
-    Path("x.csv").unlink()
-    assert "x.npy has no labels; give them with --labels FILE, or in x.table.csv" in refused(
-        capsys, "evaluate", "x.npy"
-    )
     np.save("few.npy", np.arange(71))
     np.save("real.npy", np.zeros((72, 2)))
     given = ["evaluate", "--embeddings", "x.npy"]
@@ -215,13 +211,10 @@ def test_one_file_of_labels_for_several_files_of_embeddings(files: Path, capsys)
     pd.DataFrame({"label": table.frame["label"]}).to_csv("y.csv", index=False)
     found = json.loads(output(capsys, "evaluate", "old.npy", "new.npy", "--labels", "y.csv", "--compare", "--json"))
     assert {row["model"] for row in found["results"]} == {"old.npy", "new.npy"}
-    assert metrics_in(json.loads(output(capsys, "evaluate", "new.npy", "--labels", "y.csv", "--json"))) == (
-        evaluate(vectors, table).metrics
-    )
+    found = json.loads(output(capsys, "evaluate", "new.npy", "--labels", "y.csv", "--json"))
+    assert metrics_in(found) == evaluate(vectors, table).metrics
     output(capsys, "report", "old.npy", "new.npy", "--labels", "y.csv", "--out", "page.html", "--num_resamples", "20")
     assert Path("page.html").is_file()
-    assert "y.csv is not one" in refused(capsys, "evaluate", "y.csv", "--labels", "y.csv")
-    assert "missing.csv: no such file" in refused(capsys, "evaluate", "new.npy", "--labels", "missing.csv")
 
 
 def test_labels_of_stored_embeddings_in_a_column_of_another_name(files: Path, capsys) -> None:
@@ -238,13 +231,10 @@ def test_labels_of_stored_embeddings_in_a_column_of_another_name(files: Path, ca
         expected  # what was stored under another name is called label
     )
     pd.DataFrame({"kind": table.frame["label"]}).to_csv("x.table.csv", index=False)
-    assert "x.npy: no column 'class'; the columns are kind" in refused(
-        capsys, "evaluate", "x.npy", "--label_column", "class"
-    )
+    named = ["evaluate", "x.npy", "--label_column", "class"]
+    assert "x.npy: no column 'class'; the columns are kind" in refused(capsys, *named)
     np.save("y.npy", np.arange(72))
-    assert "has no columns; leave out" in refused(
-        capsys, "evaluate", "x.npy", "--labels", "y.npy", "--label_column", "class"
-    )
+    assert "has no columns; leave out" in refused(capsys, *named, "--labels", "y.npy")
 
 
 def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> None:
@@ -262,7 +252,6 @@ def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> N
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-
     folder = tmp_path_factory.mktemp("models")
     for name in ("one", "two"):
         torch.manual_seed(len(name) + ord(name[0]))
@@ -278,9 +267,8 @@ def test_roxford_by_name(roxford: Path, models: list[str], tmp_path: Path, capsy
     assert row_of(found, label_level="hard", metric="mAP")["low"] is not None
     compared = ["evaluate", *models, "--images", "roxford", "--root", roxford, "--compare"]
     assert "medium/mAP" in output(capsys, *compared)
-    assert "--metrics cannot be combined with the protocol of roxford" in refused(
-        capsys, *arguments, "--metrics", "MRR"
-    )
+    said = refused(capsys, *arguments, "--metrics", "MRR")
+    assert "--metrics cannot be combined with the protocol of roxford" in said
     save_embeddings(tmp_path / "v.parquet", embeddings(1), TABLE)
     other = refused(capsys, "evaluate", tmp_path / "v.parquet", "--protocol", "roxford", "--root", roxford)
     assert "72 embeddings, but the ground truth has 3 gallery images and then 2 queries" in other
@@ -327,9 +315,8 @@ def test_scores_of_every_query_in_a_file(files: Path, capsys) -> None:
     output(capsys, "evaluate", "own.parquet", "--per_query", "own.csv")
     assert set(pd.read_csv("own.csv")["mAP_of_table"]) == {7}
     for more in (["--rerank", "contextual"], ["bad.parquet"], ["bad.parquet", "--compare"]):
-        assert "--per_query is for one source" in refused(
-            capsys, "evaluate", "good.parquet", *more, "--per_query", "x.csv"
-        )
+        said = refused(capsys, "evaluate", "good.parquet", *more, "--per_query", "x.csv")
+        assert "--per_query is for one source" in said
     assert not Path("x.csv").exists()
 
 
@@ -362,8 +349,7 @@ def test_a_model_on_a_benchmark(
     assert all(row["protocol"].startswith(protocol) for row in found["results"])
     assert all(row["low"] is not None for row in found["results"])
     for option in (["--recall_at", "1"], ["--metrics", "MRR"], ["--rerank", "contextual"]):
-        assert main([str(each) for each in [*arguments, *option]]) == 2
-        assert "cannot be combined with the protocol of" in capsys.readouterr().err
+        assert "cannot be combined with the protocol of" in refused(capsys, *arguments, *option)
 
 
 @IN_BOTH_SPLITS

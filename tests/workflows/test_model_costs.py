@@ -150,7 +150,6 @@ def test_images_of_a_first_batch_are_not_files_and_not_timed(photos: Path, longe
     ("recipe", "kind"),
     [
         ({}, "model"),
-        ({"epochs": 3}, "model"),
         ({"fine_tuning": {"method": "full"}}, "full"),
         ({"fine_tuning": {"method": "last_blocks"}, "epochs": 3, "freeze_backbone_epochs": 2}, "last_blocks"),
         ({"fine_tuning": {"method": "full"}, "epochs": 3, "freeze_backbone_epochs": 3}, "frozen"),

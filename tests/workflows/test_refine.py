@@ -74,15 +74,9 @@ def test_all_classes_can_be_trained_on(splits: list[str] | None) -> None:
 
 
 FEW = [
-    "--batch_size=8",
-    "--refiner.depth=1",
-    "--refiner.num_heads=2",
-    "--refiner.neighbors=3",
-    "--epochs=1",
-    "--samples_per_class=4",
-    "--guardrail_metrics=[recall@1]",
-    "--guardrail_class_sizes=[]",
-]
+    "--refiner.depth=1", "--refiner.num_heads=2", "--refiner.neighbors=3", "--batch_size=8", "--samples_per_class=4",
+    "--epochs=1", "--guardrail_metrics=[recall@1]", "--guardrail_class_sizes=[]",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +210,7 @@ def test_an_error_of_one_process_does_not_wait_for_the_others(source: RunFolder,
     images = ImageDataset(Table(pd.DataFrame({"path": paths})), reader.loaded_model.transform)
     for path in (late, early):
         Path(path).unlink()
-    with pytest.raises(InputError, match=f"{early}: no such file$"):
-        embed_in_processes(reader, images, 2)
+    refused_call(f"{early}: no such file$", embed_in_processes, reader, images, 2)
     assert not multiprocessing.active_children()
 
 

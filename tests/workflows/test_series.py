@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from PIL import ExifTags, Image
 
+from tests.refusals import refused_call
 from vicinal.data import Table
 from vicinal.data.groups import with_groups
 from vicinal.evaluation import evaluate
-from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.series import series_fraction, warn_of_series
 
@@ -52,14 +52,11 @@ def test_groups_by_the_times_of_photos(tmp_path: Path) -> None:
     table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.jpg") for number in (3, 1, 0, 2, 4)]}))
     assert with_groups(table, None, minutes=10).frame["group"].tolist() == [1, 0, 0, 0, -1]
     for minutes, rows, message in ((0, 4, "must be positive"), (5, [4], "no image says when it was taken")):
-        with pytest.raises(InputError, match=message):
-            with_groups(table.take(np.atleast_1d(rows)), None, minutes)
+        refused_call(message, with_groups, table.take(np.atleast_1d(rows)), None, minutes)
 
 
 def test_patterns_that_give_no_groups() -> None:
     table = Table(pd.DataFrame({"path": ["/a_1.jpg", "/b.jpg"], "label": ["a", "b"]}))
     for pattern, message in (("(", "is not a regular expression"), ("x+", "is found in no path, such as /a_1.jpg")):
-        with pytest.raises(InputError, match=message):
-            with_groups(table, pattern)
-    with pytest.raises(InputError, match="the table has a column group already"):
-        with_groups(Table(table.frame.assign(group=[0, 1])), "a")
+        refused_call(message, with_groups, table, pattern)
+    refused_call("the table has a column group already", with_groups, Table(table.frame.assign(group=[0, 1])), "a")

@@ -10,7 +10,7 @@ import torch
 
 from tests.refusals import refused_call
 from vicinal.cli.main import main
-from vicinal.data import ImageTransform, Table, save_embeddings
+from vicinal.data import Table, save_embeddings
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import Index
 from vicinal.training.checkpoint import save_checkpoint
@@ -55,35 +55,20 @@ def test_other_folders_hold_images(tmp_path: Path, config: str) -> None:
     assert Source(str(tmp_path)).kind == "images"
 
 
-@pytest.mark.parametrize(
-    ("header", "path", "label"),
-    [
-        ("file,kind", "a.png", "cat"),
-        ("file,path,kind,label", "b.png", "dog"),  # the usual names come first
-    ],
-)
-def test_remembered_names_are_taken_where_there_are_no_usual(
-    header: str, path: str, label: str, tmp_path: Path
-) -> None:
-    cells = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}
-    (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells[name] for name in header.split(','))}\n")
+def test_remembered_names_are_taken_where_there_are_no_usual(tmp_path: Path) -> None:
+    cells, file = {"file": "a.png", "kind": "cat", "path": "b.png", "label": "dog"}, tmp_path / "t.csv"
     remembered = {"path_column": "file", "label_column": "kind"}
-    table = Source(str(tmp_path / "t.csv"), remembered=remembered).table
-    assert (table.paths, table.classes) == ([str(tmp_path / path)], [label])
-    given = Source(str(tmp_path / "t.csv"), path_column="kind", label_column="file", remembered=remembered).table
-    assert given.classes == ["a.png"]
+    for names, path, label in ((("file", "kind"), "a.png", "cat"), (("file", "path", "kind", "label"), "b.png", "dog")):
+        file.write_text(f"{','.join(names)}\n{','.join(cells[name] for name in names)}\n")
+        table = Source(str(file), remembered=remembered).table
+        assert (table.paths, table.classes) == ([str(tmp_path / path)], [label])  # the usual names come first
+        given = Source(str(file), path_column="kind", label_column="file", remembered=remembered).table
+        assert given.classes == ["a.png"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "m"
-    Embedder("test_resnet", dim=8, pretrained=False, transform=ImageTransform(size=16)).save_pretrained(folder)
-    return folder
-
-
-def test_several_sources_keep_labels_and_order(model: Path, photos: Path) -> None:
+def test_several_sources_keep_labels_and_order(model: str, photos: Path) -> None:
     one, two = photos / "class1" / "0.png", photos / "class2" / "0.png"
-    parts = list(EmbeddingReader(model=str(model)).embed_sources([str(one), str(two), str(photos), str(one)]))
+    parts = list(EmbeddingReader(model=model).embed_sources([str(one), str(two), str(photos), str(one)]))
     assert [len(part.vectors) for part in parts] == [2, 48, 1]
     assert [part.table.has("label") for part in parts] == [False, True, False]
     np.testing.assert_allclose(parts[0].vectors[0], parts[2].vectors[0], rtol=1e-5, atol=1e-6)
@@ -92,11 +77,11 @@ def test_several_sources_keep_labels_and_order(model: Path, photos: Path) -> Non
 
 @pytest.mark.parametrize("max_size", [None, 20])
 def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
-    model: Path, photos: Path, tmp_path: Path, max_size: int | None
+    model: str, photos: Path, tmp_path: Path, max_size: int | None
 ) -> None:
     shutil.copytree(photos / "class1", tmp_path / "photos")
     (tmp_path / "photos" / "1.png").write_bytes(b"")
-    reader = EmbeddingReader(model=str(model), scales=(1.0,), max_size=max_size)
+    reader = EmbeddingReader(model=model, scales=(1.0,), max_size=max_size)
     embedded = reader.embed(str(tmp_path / "photos"))
     paths = [path for path in Source(str(tmp_path / "photos")).table.paths if Path(path).name != "1.png"]
     assert embedded.table.paths == paths
@@ -105,10 +90,10 @@ def test_what_cannot_be_read_in_a_folder_is_left_out_at_any_scale(
     np.testing.assert_allclose(embedded.vectors[-1], alone.vectors[0], rtol=1e-5, atol=1e-6)
 
 
-def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: Path, photos: Path, tmp_path: Path) -> None:
-    fingerprint = load_model(str(model)).fingerprint()
+def test_embeddings_in_a_file_keep_the_fingerprint_of_their_model(model: str, photos: Path, tmp_path: Path) -> None:
+    fingerprint = load_model(model).fingerprint()
     for file, known in (("v.parquet", fingerprint), ("v.npy", None)):
-        assert main(["embed", str(photos), "--model", str(model), "--out", str(tmp_path / file)]) == 0
+        assert main(["embed", str(photos), "--model", model, "--out", str(tmp_path / file)]) == 0
         assert EmbeddingReader().embed(str(tmp_path / file)).fingerprint == known
     again = tmp_path / "again.parquet"
     assert main(["embed", str(tmp_path / "v.parquet"), "--out", str(again)]) == 0
@@ -121,13 +106,6 @@ def test_conditions_know_the_columns_that_an_index_was_made_with(tmp_path: Path)
     Index.build(np.eye(2), table, made_with=made_with).save(tmp_path / "i")
     found = EmbeddingReader(where="kind == 'bowl' and 'b.png' in file").embed(str(tmp_path / "i"))
     assert found.table.frame["label"].tolist() == ["bowl"]
-
-
-def test_refiners_from_their_folder_and_their_run(tmp_path: Path) -> None:
-    refiner = ContextRefiner(8, depth=2, num_heads=2)
-    refiner.save_pretrained(tmp_path / "run" / "model")
-    for path in (tmp_path / "run", tmp_path / "run" / "model"):
-        assert load_refiner(str(path)).fingerprint() == refiner.fingerprint()
 
 
 def test_other_paths_are_refused(tmp_path: Path) -> None:
@@ -166,12 +144,8 @@ def test_a_run_that_is_not_finished_has_the_weights_of_its_best_evaluation(tmp_p
 def test_untrained_backbones(offline: None) -> None:
     model = load_model("timm/test_resnet.r160_in1k")
     assert not model.training
-    assert (model.dim, model.config["pooling"], model.config["norm"], model.config["dim"]) == (
-        96,
-        "backbone",
-        "none",
-        None,
-    )
+    config = [model.config[name] for name in ("pooling", "norm", "dim")]
+    assert (model.dim, config) == (96, ["backbone", "none", None])
     assert load_model("timm/test_resnet", "gem").config["pooling"] == "gem"
     assert load_model("test_resnet").config["backbone"] == "test_resnet"
     assert load_model("timm/deit_s16_in1k").config["pooling"] == "token"

@@ -69,9 +69,8 @@ def check_complete(result: dict, out: Path) -> None:
         log = pd.read_csv(out / f"trials/{trial['number']:03d}/metrics.csv")
         assert log["epoch"].tolist() == list(range(7))
         assert trial["score"] == log.loc[log["epoch"] > 0, result["metric"]].max()
-    assert (
-        result["best"] == max(result["trials"], key=lambda trial: trial["score"])["number"] == result["test"]["trial"]
-    )
+    best = max(result["trials"], key=lambda trial: trial["score"])["number"]
+    assert result["best"] == best == result["test"]["trial"]
     assert (out / "final/model/model.safetensors").is_file()
 
 

@@ -34,10 +34,9 @@ def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path)
     result = run(study_recipe, start, seeds=2)
     assert len(start.names()) == len(start.names("evaluate")) == 12
     assert {config["seed"] for config in start.configs.values()} == {0, 1}
-    assert {config["data"]["source"] for config in start.configs.values()} == {
-        str(Path("study/tables/all.parquet").resolve())
-    }
-    assert Table.from_parquet("study/tables/all.parquet").splits == ["train", "test"]
+    table = Path("study/tables/all.parquet")
+    assert {config["data"]["source"] for config in start.configs.values()} == {str(table.resolve())}
+    assert Table.from_parquet(table).splits == ["train", "test"]
     frame = result.to_frame()
     assert frame[["optimizer.lr", "model.dim"]].to_numpy().tolist() == [
         [0.01, 8], [0.01, 16], [0.01, 32], [0.11, 8], [0.11, 16], [0.11, 32],

@@ -227,6 +227,10 @@ def test_objects_of_one_picture(photos: Path, tmp_path: Path) -> None:
     sync(index, Table(boxes.assign(x_2=[4, 9])), embed)
     assert Index.load(index).metadata.frame["x_2"].tolist() == [4, 9]
     assert len(embed.embedded) == 3
+    Path(path).rename(photos / "b.png")
+    moved = boxes.assign(path=str(photos / "b.png"), x_1=[4, 0], x_2=[10, 4])
+    assert str(sync(index, Table(moved), embed)) == "1 new, 0 changed, 1 vanished, 0 as before, 1 moved"
+    assert Index.load(index).metadata.frame[["id", "x_2"]].to_numpy().tolist() == [[0, 4], [3, 10]]
 
 
 def test_moved_and_renamed_files_are_not_embedded_again(photos: Path, tmp_path: Path) -> None:
@@ -246,17 +250,6 @@ def test_moved_and_renamed_files_are_not_embedded_again(photos: Path, tmp_path: 
     sync(index, Table(folder_table(other).frame.assign(price=range(5))), embed, below=other)
     assert not embed.embedded
     assert {Path(path).parent for path in Index.load(index).metadata.frame["path"]} == {other}
-
-
-def test_the_boxes_of_a_renamed_picture_stay_apart(photos: Path, tmp_path: Path) -> None:
-    index, embed = tmp_path / "index", Embedding()
-    path = files(photos, a="0.1").paths[0]
-    boxes = pd.DataFrame({"path": [path] * 2, "x_1": [0, 4], "y_1": [0, 0], "x_2": [4, 8], "y_2": [3, 3]})
-    sync(index, Table(boxes), embed)
-    Path(path).rename(photos / "b.png")
-    moved = boxes.assign(path=str(photos / "b.png"), x_1=[4, 0], x_2=[9, 4])
-    assert str(sync(index, Table(moved), embed)) == "1 new, 0 changed, 1 vanished, 0 as before, 1 moved"
-    assert Index.load(index).metadata.frame[["id", "x_2"]].to_numpy().tolist() == [[0, 4], [2, 9]]
 
 
 def test_a_call_that_is_killed_at_any_moment_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import refused_call
 from tests.workflows.studies import MadeUp, curve, write_table
 from vicinal.data import Table
 from vicinal.training import Recipe
@@ -79,8 +80,7 @@ def test_foreign_images_are_no_test_images(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
     table.subset("test").save("foreign.csv")
     noise = ["--data.noise.foreign=foreign.csv", "--data.noise.foreign_fraction=0.5"]
-    with pytest.raises(InputError, match=r"is not a foreign image: it is one of the table's own"):
-        run(study_recipe, MadeUp(), LR, *noise)
+    refused_call(r"is not a foreign image: it is one of the table's own", run, study_recipe, MadeUp(), LR, *noise)
     with pytest.raises(InputError, match=r"all runs of a study have the same data\.noise\.foreign"):
         run(study_recipe, MadeUp(), "--search.data.noise.foreign=[a.csv, b.csv]")
 
@@ -110,8 +110,7 @@ def test_training_images_that_validate_become_queries_and_gallery(study_recipe: 
 def test_replay_needs_a_test_split(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
     Table(table.frame[table.frame["split"] == "train"]).save("table.parquet")
-    with pytest.raises(InputError, match="no split test"):
-        run(study_recipe, MadeUp(), replay=True)
+    refused_call("no split test", run, study_recipe, MadeUp(), replay=True)
     assert not Path("study").exists()
 
 
@@ -129,15 +128,13 @@ def test_with_folds_every_class_validates_once_and_the_mean_counts(study_recipe:
 
 def test_the_split_val_of_the_data_may_validate(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
-    Table(table.frame.assign(split=table.frame["split"].mask(table.frame["label"] == "c1", "val"))).save(
-        "table.parquet"
-    )
+    split = table.frame["split"].mask(table.frame["label"] == "c1", "val")
+    Table(table.frame.assign(split=split)).save("table.parquet")
     run(study_recipe, MadeUp(), trials=1, held_out="val")
     table = Table.from_parquet("study/tables/val.parquet")
     assert (table.splits, table.subset("val").classes) == (["train", "val"], ["c1"])
-    assert Table.from_parquet("study/tables/final.parquet").subset("train").classes == [
-        f"c{label}" for label in range(6)
-    ]
+    final = Table.from_parquet("study/tables/final.parquet")
+    assert final.subset("train").classes == [f"c{label}" for label in range(6)]
 
 
 @pytest.mark.slow
@@ -252,17 +249,14 @@ def test_another_study_is_refused(study_recipe: Path) -> None:
         ([LR, "--search.model.dim=[8, 16]"], {}, "another study: search.model.dim is another one"),
         ([LR], {"held_out": "2"}, "another study: held_out = 2 differs from the study's own half"),
     ):
-        with pytest.raises(InputError, match=message):
-            run(study_recipe, MadeUp(), *words, **options)
+        refused_call(message, run, study_recipe, MadeUp(), *words, **options)
 
 
 def test_a_folder_of_something_else_is_refused(study_recipe: Path) -> None:
     Path("study").mkdir()
     Path("study/thesis.txt").touch()
-    with pytest.raises(InputError, match="study exists already and holds no study"):
-        run(study_recipe, MadeUp())
-    with pytest.raises(InputError, match="nothing holds no study to continue"):
-        tune(None, "nothing")
+    refused_call("study exists already and holds no study", run, study_recipe, MadeUp())
+    refused_call("nothing holds no study to continue", tune, None, "nothing")
 
 
 @pytest.mark.slow
@@ -276,8 +270,7 @@ def test_several_jobs_run_at_a_time_on_devices_of_their_own(study_recipe: Path, 
 
 
 def test_batches_that_half_of_the_classes_are_too_few_for(study_recipe: Path) -> None:
-    with pytest.raises(InputError, match=r"held_out = half, half: .*classes"):
-        run(study_recipe, MadeUp(), LR, "--batch_size=8")
+    refused_call(r"held_out = half, half: .*classes", run, study_recipe, MadeUp(), LR, "--batch_size=8")
     assert not Path("study").exists()
 
 

@@ -29,6 +29,16 @@ from vicinal.workflows.local_features import stored_encoder
 from vicinal.workflows.upgrade_images import UpgradedImages
 
 
+def embedded(reader: EmbeddingReader, photos: Path, *names: str) -> tuple[np.ndarray, Table]:
+    """New pictures in a folder, embedded by a reader."""
+    paths = [photos / f"{name}.png" for name in names]
+    for number, path in enumerate(paths):
+        pixels = np.random.default_rng(100 + len(path.name) + number).integers(0, 255, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    table = Table(pd.DataFrame({"path": list(map(str, paths)), "label": list(names)}))
+    return reader.embed_table(table).vectors, table
+
+
 @dataclass(frozen=True)
 class Shop:
     """An index of 24 images by an old model, and a new model of another dimension."""
@@ -44,13 +54,7 @@ class Shop:
         return loaded
 
     def add(self, reader: EmbeddingReader, *names: str) -> list[int]:
-        """Draw and add images, embedded by a reader."""
-        paths = [self.photos / f"{name}.png" for name in names]
-        for number, path in enumerate(paths):
-            pixels = np.random.default_rng(100 + len(path.name) + number).integers(0, 255, (20, 24, 3), np.uint8)
-            Image.fromarray(pixels).save(path)
-        table = Table(pd.DataFrame({"path": list(map(str, paths)), "label": list(names)}))
-        return self.load().add(reader.embed_table(table).vectors, table).tolist()
+        return self.load().add(*embedded(reader, self.photos, *names)).tolist()
 
     def check(self, reader: EmbeddingReader) -> None:
         """The index holds the embeddings of its images by a reader, under their ids."""
@@ -220,9 +224,7 @@ def test_refined_embeddings(shop: Shop, refiners: dict[str, str], capsys: pytest
         (upgrade, "give one for the new model with --refiner"),
         ([*upgrade, "--refiner", refiners["old"]], "the refiner was trained for"),
     ):
-        assert main(words) == 2
-        error = capsys.readouterr().err.strip().splitlines()
-        assert message in error[-1]
+        assert message in refused(capsys, *words).splitlines()[-1]
     check_refined(shop, shop.old, old, [])
     output(capsys, *upgrade, "--refiner", refiners["new"])
     check_refined(shop, shop.new, new, [])
@@ -341,17 +343,17 @@ def test_embeddings_of_shards_take_the_place_of_embedding(shop: Shop, tmp_path: 
     assert "do not say which model made them" in refused(capsys, *upgrade[:-1], tmp_path / "unknown.npy")
     assert "leave out --embeddings" in refused(capsys, *upgrade, "--rollback")
     shop.check(shop.old)
-    embedded: list[int] = []
+    counts: list[int] = []
     embed = UpgradedImages._embed
 
     def counted(images: UpgradedImages, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        embedded.append(len(ids))
+        counts.append(len(ids))
         return embed(images, ids)
 
     monkeypatch.setattr(UpgradedImages, "_embed", counted)
     shop.load().delete([24, 5])
     output(capsys, *upgrade)
-    assert sum(embedded) == 0
+    assert sum(counts) == 0
     shop.check(shop.new)
     assert "model" not in shop.load().made_with
     roll_back(shop.index)
@@ -363,9 +365,9 @@ def test_embeddings_of_shards_take_the_place_of_embedding(shop: Shop, tmp_path: 
 
 def test_an_image_that_comes_during_an_upgrade_without_a_model_is_refused(shop: Shop) -> None:
     frame = shop.load().metadata.frame[["path"]]
-    embedded = shop.new.embed_table(Table(frame))
+    stored = shop.new.embed_table(Table(frame))
     with pytest.raises(InputError, match=r"1 images are not among the embeddings .*during.png"):
-        upgrade_index(shop.index, EmbeddingReader(), embeddings=embedded,
+        upgrade_index(shop.index, EmbeddingReader(), embeddings=stored,
                       report=lambda comparison: shop.add(shop.old, "during"))  # fmt: skip
     shop.check(shop.old)
 

@@ -119,13 +119,10 @@ def test_names_that_are_not_known_are_refused(tmp_path: Path, protocol: bytes) -
         assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "value",
-    [b"bytes", {1, 2}, 1j, OrderedDict(a=1), np.array([1j]), np.array(["2020-01-01"], dtype="M8[D]"), slice(1), int],
-    ids=lambda value: type(value).__name__,
-)
-def test_other_types_are_refused(tmp_path: Path, value: object) -> None:
-    refused_call("not a pickle of plain data", through, tmp_path, [value])
+def test_other_types_are_refused(tmp_path: Path) -> None:
+    dates = np.array(["2020-01-01"], dtype="M8[D]")
+    for value in (b"bytes", {1, 2}, 1j, OrderedDict(a=1), np.array([1j]), dates, slice(1), int):
+        refused_call("not a pickle of plain data", through, tmp_path, [value])
 
 
 def test_a_pickle_cannot_change_what_the_next_one_meets(tmp_path: Path) -> None:
@@ -139,9 +136,8 @@ def test_a_pickle_cannot_change_what_the_next_one_meets(tmp_path: Path) -> None:
 
 def test_broken_files(tmp_path: Path) -> None:
     for data in (b"", b"\x80\x04", b"no pickle at all", b"\x80\x04P1\n.", pickle.dumps([1] * 99)[:-9]):
-        with pytest.raises(InputError, match=r"data\.pkl: not a pickle of plain data \(.+\)") as error:
-            read_plain_pickle(written(tmp_path / "data.pkl", data))
-        assert "\n" not in str(error.value)
+        path = written(tmp_path / "data.pkl", data)
+        refused_call(r"data\.pkl: not a pickle of plain data \(.+\)", read_plain_pickle, path)
 
 
 def test_recursive_values_and_missing_files(tmp_path: Path) -> None:

@@ -136,25 +136,19 @@ def test_the_first_picture_of_an_animation(tmp_path: Path) -> None:
     assert pixels(path)[0, 0].tolist() == [255, 0, 0]
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        read_image(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    return message
-
-
 def test_files_that_are_no_images(tmp_path: Path) -> None:
-    assert "no such file" in refused(tmp_path / "lost.png")
     (tmp_path / "text.png").write_text("hello")
-    assert "not an image of a known format" in refused(tmp_path / "text.png")
     (tmp_path / "empty.jpg").touch()
-    assert "not an image: the file is empty" in refused(tmp_path / "empty.jpg")
     (tmp_path / "folder.png").mkdir()
-    assert "is a folder; give a file" in refused(tmp_path / "folder.png")
     os.mkfifo(tmp_path / "pipe.png")
-    assert "pipe" in refused(tmp_path / "pipe.png")
+    for name, message in (
+        ("lost.png", "no such file"),
+        ("text.png", "not an image of a known format"),
+        ("empty.jpg", "not an image: the file is empty"),
+        ("folder.png", "is a folder; give a file"),
+        ("pipe.png", ".*pipe, "),
+    ):
+        refused_call(f"^{tmp_path / name}: {message}", read_image, tmp_path / name)
 
 
 def test_truncated_images(tmp_path: Path) -> None:
@@ -162,7 +156,7 @@ def test_truncated_images(tmp_path: Path) -> None:
         noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
         path = saved(Image.fromarray(noise), tmp_path / f"a.{ending}")
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        refused(path)
+        refused_call(f"^{path}: ", read_image, path)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about what it finds in the files

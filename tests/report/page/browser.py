@@ -28,9 +28,8 @@ def chromium() -> str | None:
     """A Chromium that is installed: named by CHROMIUM, on the path, or Playwright's."""
     named = [os.environ.get("CHROMIUM"), *map(shutil.which, NAMES)]
     of_playwright = sorted(PLAYWRIGHT.glob("chromium*/chrome*/*")) if PLAYWRIGHT.is_dir() else []
-    programs = [
-        str(path) for path in of_playwright if path.name in ("chrome", "headless_shell", "chrome-headless-shell")
-    ]
+    names = ("chrome", "headless_shell", "chrome-headless-shell")
+    programs = [str(path) for path in of_playwright if path.name in names]
     return next((program for program in [*named, *programs] if program), None)
 
 
@@ -54,7 +53,6 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Ask for something and wait for the answer."""
         self._sent += 1
         message = {"id": self._sent, "method": method, "params": parameters}
         whole = json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
@@ -109,10 +107,8 @@ class Browser:
 
     def emulate(self, scheme: str = "light", media: str = "", motion: str = "no-preference") -> None:
         """What the system prefers, and whether the page is printed."""
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": motion},
-        ]
+        preferred = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+        features = [{"name": name, "value": value} for name, value in preferred.items()]
         self.send("Emulation.setEmulatedMedia", media=media, features=features)
 
     def ask(self, script: str) -> Any:
@@ -122,7 +118,6 @@ class Browser:
         return answer["result"].get("value")
 
     def frames(self, count: int = 2) -> None:
-        """Wait until the page was drawn so often."""
         for _ in range(count):
             self.ask("new Promise(requestAnimationFrame)")
 

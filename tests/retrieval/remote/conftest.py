@@ -30,7 +30,6 @@ class Backend:
     place: str
 
     def build(self, vectors: np.ndarray, table: Table, **options: Any) -> Any:
-        """Build an index, and keep it."""
         if self.name != "faiss":
             return RemoteIndex.build(vectors, table, self.place, **options)
         index = Index.build(vectors, table, **options)
@@ -62,7 +61,6 @@ def unique_table() -> str:
 
 @pytest.fixture(params=["faiss", *STARTERS])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    """Each place in turn."""
     if request.param == "faiss":
         return Backend("faiss", str(tmp_path / "index"))
     servers = request.getfixturevalue("servers")
@@ -71,5 +69,4 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 @pytest.fixture(params=list(STARTERS))
 def server(request: pytest.FixtureRequest, servers: dict[str, Server]) -> Server:
-    """Each database in turn."""
     return servers[request.param]

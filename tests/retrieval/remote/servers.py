@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import json
 import os
 import shutil
@@ -24,8 +23,6 @@ from filelock import FileLock
 from tests.conftest import free_port
 
 Address = tuple[str, int] | str
-
-
 RUNNING: dict[Path, Server] = {}
 """The servers that this process started or uses, by their folders."""
 
@@ -188,7 +185,6 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Close all connections."""
         self.num_cuts += 1
         pairs, self._pairs = self._pairs, []
         for each in (each for pair in pairs for each in pair):

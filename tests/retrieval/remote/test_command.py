@@ -43,28 +43,3 @@ def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.Captu
     copied = json.loads(output(capsys, "index", "build", str(tmp_path / "copy"), url, "--json"))
     assert copied["images"] == 30
     assert json.loads(output(capsys, "index", "verify", str(tmp_path / "copy"), "--json"))["recall@10"] == 1.0
-
-
-def test_bad_urls_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.save("q.npy", np.eye(2))
-    for words, message in (
-        (["index", "list", "milvus://host/a/b/c"], "a Milvus index is milvus://HOST:19530/COLLECTION"),
-        (["index", "list", "milvus://host/odd-name"], "is not a collection name"),
-        (["index", "list", "milvus://host/x?timeout=3"], "unknown option 'timeout'; the options are tls"),
-        (["index", "list", "postgresql://host/shop"], "is postgresql://USER@HOST/DATABASE?table=TABLE"),
-        (["index", "list", "postgresql://host:port/shop?table=x"], "the URL of the index cannot be read"),
-        (["index", "list", "postgresql://host/shop?table=" + "x" * 49], "at most 48 printable characters"),
-        (["index", "build", "milvus://host/x", "q.npy", "--kind", "binary"], "milvus has no indexes of kind binary"),
-        (["index", "build", "postgresql://host/x?table=x", "q.npy", "--kind", "rabitq"], "use exact, hnsw, binary"),
-        (["index", "build", "postgresql://host/x?table=x", "q.npy", "--refiner", "q.npy"], "is kept in a folder"),
-        (["serve", "postgresql://host/x?table=x", "--refiner", "q.npy"], "is kept in a folder"),
-    ):
-        error = refused(capsys, *words)
-        assert message in error
-        assert "\n" not in error
-
-
-def test_a_missing_index(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    message = "no such index; build one with `vicinal index build`"
-    assert message in refused(capsys, "index", "list", server.url("nothing"))

@@ -97,7 +97,7 @@ def test_an_interrupted_build_goes_on_and_leaves_nothing_of_other_images(server:
         message = str(raised.value)
         assert 50 <= int(message.partition(" of 400 images were written before")[0].rpartition(" ")[2]) < ROWS
         assert "repeat the call, it goes on from there" in message
-        with pytest.raises(InputError, match="no such index"):
+        with pytest.raises(InputError, match="no such index; build one with `vicinal index build`"):
             Index.load(direct)  # none that is half finished
         proxy.is_down = False
         written = count_written(monkeypatch)

@@ -38,7 +38,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["folder", "postgresql"])
 def place(request: pytest.FixtureRequest, model: Path, photos: Path, tmp_path: Path) -> str:
-    """An index of twelve photos that stores local features."""
     place = str(tmp_path / "index")
     if request.param == "postgresql":
         place = request.getfixturevalue("servers")["postgresql"].url(unique_table())
@@ -144,14 +143,3 @@ def test_milvus_stores_none_and_says_that_they_are_computed_when_needed(
     output(capsys, "index", "build", place, photos, "--model", model)
     words = ["search", place, photos / "class1" / "3.png", "-k", "2", "--rerank", "local", "--rerank.weight", "3"]
     assert output(capsys, *words, *SIZES).splitlines()[1].split()[1:3] == ["4.0000", "class1"]
-
-
-def test_bad_options_are_one_line(model: Path, photos: Path, tmp_path: Path, capsys) -> None:
-    for flags, message in (
-        (["--local.size", "64"], "--local.size is about local features; give --local too"),
-        (["--local", "nan"], "--local nan: the weight of local features must be 0 or larger"),
-        (["--local", "-1"], "--local -1: the weight of local features must be 0 or larger"),
-        (["--local", "--local.size", "0"], "size"),
-    ):
-        assert message in refused(capsys, "index", "build", tmp_path / "index", photos, "--model", model, *flags)
-        assert not (tmp_path / "index").exists()

@@ -18,6 +18,7 @@ from tests.conftest import draw_photos, output, refused
 from tests.refusals import refused_call
 from tests.retrieval.remote.conftest import unique_table
 from tests.retrieval.remote.servers import Server
+from tests.workflows.test_upgrade import embedded
 from vicinal.cli.main import main
 from vicinal.data import Table
 from vicinal.retrieval import RemoteIndex
@@ -42,25 +43,15 @@ class Shop:
     old: EmbeddingReader
     new: EmbeddingReader
 
-    def embedded(self, reader: EmbeddingReader, *names: str) -> tuple[np.ndarray, Table]:
-        """New pictures, embedded by a reader."""
-        paths = [self.photos / f"{name}.png" for name in names]
-        for number, path in enumerate(paths):
-            pixels = np.random.default_rng(100 + len(path.name) + number).integers(0, 255, (20, 24, 3), np.uint8)
-            Image.fromarray(pixels).save(path)
-        table = Table(pd.DataFrame({"path": list(map(str, paths)), "label": list(names)}))
-        return reader.embed_table(table).vectors, table
-
     def add(self, reader: EmbeddingReader, *names: str) -> list[int]:
         with RemoteIndex.connect(self.url) as index:
-            return index.add(*self.embedded(reader, *names)).tolist()
+            return index.add(*embedded(reader, self.photos, *names)).tolist()
 
     def contents(self) -> pd.DataFrame:
         with RemoteIndex.connect(self.url) as index:
             return index.contents()[1]
 
     def check(self, reader: EmbeddingReader, count: int) -> None:
-        """The index holds the embeddings of its images by a reader, and finds them."""
         with RemoteIndex.connect(self.url) as index:
             vectors, frame = index.contents()
             assert len(frame) == len(index) == count
@@ -168,31 +159,31 @@ def test_a_killed_upgrade_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -
     process.kill()
     process.wait()
     shop.check(shop.old, 24)
-    embedded: list[int] = []
+    counts: list[int] = []
     embed = UpgradedImages.embed
 
     def counted(images: Any, ids: np.ndarray) -> Any:
-        embedded.append(len(ids))
+        counts.append(len(ids))
         return embed(images, ids)
 
     monkeypatch.setattr(UpgradedImages, "embed", counted)
     upgrade_index(shop.url, shop.new)
-    assert sum(embedded[1:]) == 24 - 8
+    assert sum(counts[1:]) == 24 - 8
     shop.check(shop.new, 24)
 
 
 def test_embeddings_that_are_there_already(postgres: Shop) -> None:
-    embedded = postgres.new.embed_table(Table(postgres.contents()[["path"]].iloc[::-1].reset_index(drop=True)))
+    stored = postgres.new.embed_table(Table(postgres.contents()[["path"]].iloc[::-1].reset_index(drop=True)))
     postgres.add(postgres.old, "late")
     with pytest.raises(InputError, match=r"1 images are not among the embeddings .*late.png"):
-        upgrade_index(postgres.url, EmbeddingReader(), embeddings=embedded)
+        upgrade_index(postgres.url, EmbeddingReader(), embeddings=stored)
     postgres.check(postgres.old, 25)
-    upgrade_index(postgres.url, postgres.new, embeddings=embedded)
+    upgrade_index(postgres.url, postgres.new, embeddings=stored)
     postgres.check(postgres.new, 25)
 
 
 def test_vectors_of_the_old_model_are_never_written_among_the_new_ones(postgres: Shop, monkeypatch) -> None:
-    vectors, table = postgres.embedded(postgres.old, "late1", "late2")
+    vectors, table = embedded(postgres.old, postgres.photos, "late1", "late2")
     opened, waiting = RemoteIndex.connect(postgres.url), RemoteIndex.connect(postgres.url)
     before, searched = opened.contents()[0], opened.search(vectors, 3)
     added: list[Future[Any]] = []

@@ -118,14 +118,6 @@ def test_of_equal_patches_the_first_ones_match_and_flat_ones_never() -> None:
     assert found.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
-def test_codes_keep_the_direction_to_half_a_step() -> None:
-    vectors = np.random.default_rng(0).standard_normal((50, 64)).astype(np.float32)
-    decoded = StoredFeatures(encode(vectors)[:, None], (1, 1)).vectors(np.arange(50))[:, 0]
-    scaled = [each / np.abs(each).max(axis=1, keepdims=True) for each in (vectors, decoded)]
-    assert np.abs(scaled[0] - scaled[1]).max() <= 0.5 / 127 + 1e-6
-    np.testing.assert_allclose(np.linalg.norm(decoded, axis=1), 1, atol=1e-6)
-
-
 def test_patches_that_agree_with_a_rotation_and_no_others() -> None:
     pytest.importorskip("cv2")
     rng, angle = np.random.default_rng(0), 0.5
@@ -174,9 +166,6 @@ def test_bad_input_is_one_line(pictures) -> None:
         refused_call(message, make)
 
 
-# local features of a model
-
-
 @pytest.fixture(scope="module")
 def pictures() -> list[Image.Image]:
     return [Image.effect_noise((80, 60), 20 + 10 * seed).convert("RGB") for seed in range(6)]
@@ -213,9 +202,6 @@ def test_whitened_features_have_the_asked_dimensions_and_are_computed_once(pictu
     np.testing.assert_array_equal(wanted, encoder.encode([pictures[4], pictures[1], pictures[4]]))
     monkeypatch.setattr(LocalEncoder, "encode", None)
     np.testing.assert_array_equal(features.codes(rows), wanted)
-
-
-# the weight
 
 
 def test_the_weight_with_the_best_map_at_r_is_chosen_and_0_where_patches_do_not_help(monkeypatch) -> None:
