@@ -13,7 +13,6 @@ It follows PyTorch's own backends in Python: a tensor subclass, and a mode that 
 
 from __future__ import annotations
 
-
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
