@@ -187,8 +187,12 @@ def _loss_of_head(loss: Loss, dim: int) -> Loss:
 def distillation(source: PairSource, targets: Sequence[PairSource], temperature: float) -> Tensor:
     """The mean over anchors and targets of `temperature^2 KL(softmax(target / t) || softmax(source / t))`, a scalar.
 
-    It is computed tile by tile and is differentiable once with respect to the source, not to the targets, which are the
-    same anchors and references in other spaces.
+    It is computed tile by tile and is differentiable once with respect to the source, not to the targets.
+
+    Args:
+        source: n anchors and c references.
+        targets: the same anchors and references in other spaces.
+        temperature: that the similarities are divided by before the softmax.
     """
     if source.is_empty:
         return zero_loss(source)

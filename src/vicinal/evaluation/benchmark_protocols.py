@@ -48,6 +48,7 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
             gallery.
 
     Example:
+        >>> import pandas as pd
         >>> frame = pd.DataFrame({"image_id": ["a", "b", "c"], "positives": ["c", "", ""]})
         >>> table = Table(frame.assign(is_query=[True, False, False], is_gallery=[False, True, True]))
         >>> evaluate_listed_positives(np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2]]), table).metrics
@@ -149,8 +150,12 @@ def evaluate_vehicle_id(
 
     Example:
         >>> table = Table(pd.DataFrame({"label": [7, 7, 7, 8, 8]}))
-        >>> evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table, recall_at=[1]).metrics["recall@1"]
-        1.0
+        >>> print(evaluate_vehicle_id(np.eye(2)[[0, 0, 0, 1, 1]], table, recall_at=[1]))
+        one random gallery image per class, 10 times: 5 queries, 2 gallery images
+        recall@1      100.00 % ± 0.00
+        mAP@R         100.00 % ± 0.00
+        R-precision   100.00 % ± 0.00
+        mAP           100.00 % ± 0.00
     """
     if not (is_integer(num_repeats) and num_repeats >= 2):
         raise InputError(f"num_repeats = {num_repeats} is invalid; use an integer from 2 up")
@@ -236,6 +241,7 @@ def evaluate_met(embeddings: Array, table: Table) -> Evaluation:
             match.
 
     Example:
+        >>> import pandas as pd
         >>> columns = {"label": [1, 2, 1, 2], "query_set": ["", "", "val", "test"]}
         >>> sides = {"is_query": [False, False, True, True], "is_gallery": [True, True, False, False]}
         >>> evaluate_met(np.eye(2)[[0, 1, 0, 1]], Table(pd.DataFrame(columns | sides))).metrics

@@ -74,6 +74,7 @@ def evaluate(
             that needs more neighbors than there are.
 
     Example:
+        >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> evaluate(embeddings, table, recall_at=[1], metrics=["MRR"]).metrics
@@ -116,6 +117,7 @@ def query_gallery_rows(table: Table) -> tuple[Integers, Integers]:
         InputError: the table has one of the columns `is_query` and `is_gallery` only, or no query or gallery image.
 
     Example:
+        >>> import pandas as pd
         >>> query_gallery_rows(Table(pd.DataFrame({"is_query": [True, False], "is_gallery": [True, True]})))
         (array([0]), array([0, 1]))
     """
@@ -138,6 +140,7 @@ def count_noisy_labels(table: Table) -> tuple[int, int]:
         InputError: as :func:`query_gallery_rows`.
 
     Example:
+        >>> import pandas as pd
         >>> count_noisy_labels(Table(pd.DataFrame({"label": ["a", "a", "b"], "noisy_label": [True, False, False]})))
         (1, 3)
     """
@@ -171,6 +174,7 @@ def coarse_columns(table: Table) -> list[str]:
     """The columns of coarse labels, from the finest to the coarsest: `coarse`, `coarse_2`, ...
 
     Example:
+        >>> import pandas as pd
         >>> coarse_columns(Table(pd.DataFrame({"label": [0], "coarse_10": [0], "coarse_2": [0], "coarse": [0]})))
         ['coarse', 'coarse_2', 'coarse_10']
     """

@@ -30,8 +30,6 @@ class CenterContrastiveLoss(CosFaceLoss):
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (5), with its scale and label
     smoothing; lambda 0.5 to 2 and margin 0 to 0.4, with label noise lambda 2 and no margin.
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
@@ -40,11 +38,16 @@ class CenterContrastiveLoss(CosFaceLoss):
         center_weight: the paper's lambda, not negative.
         label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
         stop_gradient: whether the centers learn only from the center term (the paper's Table 1).
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CenterContrastiveLoss
         >>> loss = CenterContrastiveLoss(num_classes=2, dim=2, margin=0.1)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -111,6 +114,8 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ClusterContrastLoss
         >>> loss = ClusterContrastLoss(num_classes=2, dim=2, momentum=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))

@@ -172,18 +172,21 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
     Reference: Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019, Eq. (4), with
     its temperature 0.05 as 1 / scale; Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (8).
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         scale: positive factor of the similarities.
         label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import NormSoftmaxLoss
         >>> loss = NormSoftmaxLoss(num_classes=3, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1, 2]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
         >>> loss(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 1])).detach()

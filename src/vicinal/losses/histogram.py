@@ -170,6 +170,7 @@ class FastAPLoss(BinnedAPLoss):
         bins: number of intervals between the nodes. The published code uses 10.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: bins is below 1.
@@ -202,6 +203,7 @@ class SoftBinAPLoss(BinnedAPLoss):
         nodes: number of nodes, the paper's M, at least 2.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: nodes is below 2.

@@ -27,6 +27,7 @@ class LiftedStructureLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with positives
             and negatives.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: margin is not finite.
@@ -74,6 +75,7 @@ class LiftedStructureStarLoss(RowLoss):
         beta: positive factor of the similarities of negatives.
         miner: selects the pairs; None keeps all.
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive.
@@ -121,6 +123,7 @@ class BinLiftedLoss(RowLoss):
         base: the paper's lambda, a similarity.
         miner: selects the pairs; None keeps all.
         reduction: "anchors", the mean over all anchors as in Eq. (16); "contributing", over those with a pair; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.

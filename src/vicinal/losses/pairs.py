@@ -45,6 +45,7 @@ class ContrastiveLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "violating", the two means of Eq. (29); "pairs", two means over all positive and all negative pairs;
             "sum", the sum of Eq. (4); "anchors", the sum over all pairs divided by the number of anchors.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: a margin is not finite.
@@ -119,6 +120,7 @@ class BinomialDevianceLoss(RowLoss):
         base: the paper's lambda, a similarity.
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a pair.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.
@@ -175,6 +177,7 @@ class MultiSimilarityLoss(RowLoss):
         reduction: "anchors", the paper's mean over all anchors; "contributing", over those with a pair; "sum".
         plus_one: False removes the 1 from both logarithms, so that even perfect pairs have a gradient: Context Refiner,
             Eq. (4), which has no miner. The logarithm of an empty sum is then replaced by 0.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: alpha or beta is not positive, or base is not finite.
@@ -228,6 +231,7 @@ class CircleLoss(RowLoss):
         scale: the paper's gamma, positive.
         miner: selects the pairs; None keeps all.
         reduction: "anchors", the mean over all anchors; "contributing", over those with positives and negatives; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: scale is not positive, or margin is not finite.

@@ -28,19 +28,22 @@ class CosFaceLoss(CenterSoftmaxLoss):
     Reference: Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, Eq. (4), with its
     scale and margin.
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         scale: positive factor of the similarities.
         margin: subtracted from the similarity to the own class.
         label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import CosFaceLoss
         >>> loss = CosFaceLoss(num_classes=2, dim=2, scale=4, margin=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -76,20 +79,23 @@ class ArcFaceLoss(CosFaceLoss):
     Reference: Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019, Eq. (3), with
     its scale and margin; the part beyond pi is from the authors' code.
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         scale: positive factor of the similarities.
         margin: added to the angle, in radians; 0.5 is 28.6 degrees.
         label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
+        sample_rate: fraction of the classes that a batch is compared with; see :class:`CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see :class:`CenterSoftmaxLoss`.
 
     Raises:
         InputError: an argument is out of range, such as a margin outside [0, pi]; see also
             :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ArcFaceLoss
         >>> loss = ArcFaceLoss(num_classes=2, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -132,18 +138,22 @@ class ProxyNCALoss(CenterSoftmaxLoss):
     al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (9). Other libraries include the own class in the
     sum, which is :class:`~vicinal.losses.NormSoftmaxLoss`.
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         scale: positive factor of the similarities.
+        sample_rate: fraction of the classes that a batch is compared with; see
+            :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
 
     Raises:
         InputError: an argument is out of range, or, when called, there is only one class; see also
             :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ProxyNCALoss
         >>> loss = ProxyNCALoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -179,17 +189,21 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
     Eq. (7), with its temperature. Its larger learning rate of proxies is `optimizer.lr_factors.loss` of a recipe, its
     pooling and balanced batches are settings of the model and the sampler.
 
-    `sample_rate`, `seed` and `sharded` are those of :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
-
     Args:
         num_classes: number of classes of the training set; None: the trainer of a recipe sets it.
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         temperature: positive.
+        sample_rate: fraction of the classes that a batch is compared with; see
+            :class:`~vicinal.losses.center_softmax.CenterSoftmaxLoss`.
+        seed: of the sampling.
+        sharded: whether the centers are divided among the processes; see there.
 
     Raises:
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import ProxyNCAPlusPlusLoss
         >>> loss = ProxyNCAPlusPlusLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -235,6 +249,8 @@ class SoftTripleLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
+        >>> import torch
+        >>> from vicinal.losses import SoftTripleLoss
         >>> loss = SoftTripleLoss(num_classes=2, dim=2, centers_per_class=2, regularizer=0)
         >>> centers = torch.tensor([[[1.0, 0.0], [0.6, 0.8]], [[-1.0, 0.0], [0.0, -1.0]]])
         >>> loss.set_centers(torch.tensor([0, 1]), centers)

@@ -70,6 +70,7 @@ class RecallAtKLoss(RankingLoss):
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the paper's mean over the queries that have a positive; "anchors", the mean over all;
             "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: `k` is empty or has a value below 1, or a temperature is not positive.
@@ -123,6 +124,7 @@ class SmoothAPLoss(RankingLoss):
         temperature: of the sigmoids whose sum is a rank.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the temperature is not positive.
@@ -169,6 +171,7 @@ class SupAPLoss(RankingLoss):
         slope: the paper's rho, the slope of the linear part.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: the temperature is not positive, or linear_from or slope is negative.
@@ -261,6 +264,7 @@ class BlackboxAPLoss(RankingLoss):
         margin: the paper's alpha, by how much positives should be more similar than negatives.
         miner: selects the pairs; None keeps all.
         reduction: "contributing", the mean over the queries that have a positive; "anchors", the mean over all; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: interpolation is not positive, or margin is not finite.

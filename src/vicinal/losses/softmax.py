@@ -30,6 +30,7 @@ class NTXentLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "pairs", the paper's mean over positive pairs; "anchors", the mean over all anchors of the mean over
             their positives; "contributing", the same over the anchors that have a positive; "sum", over pairs.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: temperature is not positive.
@@ -87,6 +88,7 @@ class NPairsLoss(NTXentLoss):
         miner: selects the pairs; None keeps all.
         reduction: "pairs", the paper's mean over pairs; "anchors", the mean over all anchors of the mean over their
             positives; "contributing", the same over the anchors that have a positive; "sum", over pairs.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: scale is not positive.
@@ -123,6 +125,7 @@ class NCALoss(RowLoss):
         scale: positive factor of the similarities.
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a positive.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: scale is not positive.
@@ -165,6 +168,7 @@ class SupConLoss(RowLoss):
         temperature: positive; the paper's 0.1 by default.
         miner: selects the pairs; None keeps all.
         reduction: "sum", the paper's; "anchors", the mean over all anchors; "contributing", over those with a positive.
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: temperature is not positive.

@@ -60,11 +60,13 @@ class TripletLoss(RowLoss):
         miner: selects the pairs; None keeps all.
         reduction: "pairs", the mean over all selected triplets; "violating", over those with a loss above 0, as in
             other libraries; "anchors", their sum divided by the number of anchors; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: margin is not finite, or triplets is neither "all" nor "semi-hard".
 
     Example:
+        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> TripletLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(0.0500)
@@ -207,6 +209,7 @@ class MarginLoss(RowLoss):
         miner: selects the pairs; the paper's distance-weighted sampling by default, None keeps all pairs.
         reduction: "violating", the authors' mean over pairs with a loss above 0; "pairs", over all pairs; "anchors",
             the sum divided by the number of anchors; "sum".
+        tile_rows: number of anchors in a tile; see :class:`~vicinal.losses.RowLoss`.
 
     Raises:
         InputError: an argument is out of range, or a label is not in 0 ... num_classes - 1.

@@ -121,6 +121,14 @@ class PCAWhitening:
         Raises:
             InputError: the path does not end in .safetensors.
             OSError: the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> whitening = PCAWhitening.fit(np.random.default_rng(0).standard_normal((9, 2)))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     whitening.save(f"{folder}/whitening.safetensors")
+            ...     PCAWhitening.load(f"{folder}/whitening.safetensors").dim
+            2
         """
         write_whitening(path, {name: getattr(self, name) for name in ARRAYS})
 

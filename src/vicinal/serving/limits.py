@@ -35,6 +35,10 @@ class Limits:
 
     Raises:
         InputError: a limit is not a number, or is invalid.
+
+    Example:
+        >>> Limits(max_k=50).to_dict()["max_k"]
+        50
     """
 
     max_body_mb: float = 20.0

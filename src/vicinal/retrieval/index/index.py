@@ -58,6 +58,10 @@ class Index(ImageIndex):
     changes that folder: each change is durable when its method returns. Any number of threads and processes may search
     and change an index at the same time; each sees the changes of the others when it searches.
 
+    Attributes:
+        state: shared by threads and processes.
+        shows_full_paths: whether conditions see paths in full; False: from `root` on, else the name of the file alone.
+
     Example:
         >>> import numpy as np, pandas as pd
         >>> from vicinal import Table

@@ -471,10 +471,22 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def vectors(self) -> Floats:
-        """Return the vectors that are searched, in ascending order of ids, float32 [images, dim].
+        """Return the vectors that are searched, in ascending order of ids.
 
         They are unit vectors, refined if the index is. Where it is searched by codes, they are those that it rescores
         with, float16; without, approximations from the codes.
+
+        Returns:
+            float32 [images, dim].
+
+        Example:
+            >>> import pandas as pd
+            >>> from vicinal import Index, Table
+            >>> index = Index.build(2 * np.eye(3, dtype=np.float32), Table(pd.DataFrame(index=range(3))))
+            >>> index.delete([0])
+            >>> index.vectors()
+            array([[0., 1., 0.],
+                   [0., 0., 1.]], dtype=float32)
         """
 
     @abstractmethod

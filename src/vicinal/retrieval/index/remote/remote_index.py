@@ -51,6 +51,10 @@ class RemoteIndex(ImageIndex):
     only.
 
     An index is made by :meth:`build` or :meth:`connect`, or by `Index.load` and `Index.open` with a URL.
+
+    Args:
+        engine: the database.
+        facts: kind, dimension, columns and other settings of the index.
     """
 
     def __init__(self, engine: RemoteEngine, facts: Mapping[str, Any]) -> None:
