@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -55,29 +57,31 @@ def problem_response(status: int, detail: str, headers: dict[str, str] | None = 
 
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer the errors of an application that are foreseen by problem JSON."""
-
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        return _problem_of(error, request.app.state.service).response()
-
-    for kind in (Problem, HTTPException, InputError, EngineUnavailableError, ValidationError, ClientDisconnect):
-        app.add_exception_handler(kind, answer)
+    for kind, problem_of in PROBLEMS.items():
+        app.add_exception_handler(kind, partial(_answer, problem_of))
 
 
-def _problem_of(error: Exception, service: Any) -> Problem:
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, HTTPException):
-        return Problem(error.status_code, str(error.detail), dict(error.headers or {}))
-    if isinstance(error, ValidationError):
-        return invalid(error)
-    if isinstance(error, EngineUnavailableError):
-        return Problem(503, "the database of the index does not answer now", {"Retry-After": "2"})
-    if isinstance(error, EngineRefusedError):
-        log(f"{service.store.place}: {one_line(error)}")
-        return Problem(503, "the database of the index refuses this service now", {"Retry-After": "10"})
-    if isinstance(error, InputError):
-        return Problem(422, service.without_paths(str(error)))
-    return Problem(400, "the body ended too early")  # the client has hung up
+async def _answer(problem_of: Callable[[Any, Any], Problem], request: Request, error: Exception) -> JSONResponse:
+    return problem_of(error, request.app.state.service).response()
+
+
+def _refused(error: Exception, service: Any) -> Problem:
+    log(f"{service.store.place}: {one_line(error)}")
+    return Problem(503, "the database of the index refuses this service now", {"Retry-After": "10"})
+
+
+PROBLEMS: dict[type[Exception], Callable[[Any, Any], Problem]] = {
+    Problem: lambda error, _: error,
+    HTTPException: lambda error, _: Problem(error.status_code, str(error.detail), dict(error.headers or {})),
+    InputError: lambda error, service: Problem(422, service.without_paths(str(error))),
+    EngineUnavailableError: lambda *_: Problem(
+        503, "the database of the index does not answer now", {"Retry-After": "2"}
+    ),
+    EngineRefusedError: _refused,
+    ValidationError: lambda error, _: invalid(error),
+    ClientDisconnect: lambda *_: Problem(400, "the body ended too early"),
+}
+"""Type of a foreseen error -> the problem of an error and a service."""
 
 
 class Defects:

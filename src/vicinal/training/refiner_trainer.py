@@ -241,11 +241,11 @@ class RefinerTrainer(BaseTrainer):
         metric, before = self.settings.validation.metric, self.validation.before
         if self.progress.best_epoch == 0:
             names, sizes = self.settings.guardrail_metrics, ", ".join(map(str, self.guardrails))
-            second = f" without a lower {' or '.join(names)}" if names else ""  # the second minimum of an epoch
-            second += f" at all and {sizes} images per class" if sizes else ""
+            guarded = f" without a lower {' or '.join(names)}" if names else ""
+            guarded += f" at all and {sizes} images per class" if sizes else ""
             raise NotBetterError(
                 f"the refiner does not help on classes not trained on: no epoch had a higher {metric} than the "
-                f"{before.metrics[metric]:.2%} of the embeddings themselves{second}; no refiner was saved"
+                f"{before.metrics[metric]:.2%} of the embeddings themselves{guarded}; no refiner was saved"
             )
         gain, error = self.validation.after().gain(before, metric)
         if gain < 2 * error:

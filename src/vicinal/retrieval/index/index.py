@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -20,18 +19,16 @@ from vicinal.data.moved import moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
-from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine, create_engine
-from vicinal.retrieval.index.index_state import IndexState, Names, RefinerContext, check_target, encoder_key
-from vicinal.retrieval.index.interface import ImageIndex, checked_vectors, invalid_k, unknown_id
+from vicinal.retrieval.index.index_state import Names, encoder_key
+from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
-from vicinal.retrieval.index.shared_state import SharedState, fill_engine
+from vicinal.retrieval.index.shared_state import SharedState, build_state
 from vicinal.retrieval.neighbors import Neighbors
-from vicinal.retrieval.refinement import refine
 from vicinal.retrieval.scores import BLOCK_ROWS, Array, UnitVectors
 from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Floats, Integers
-from vicinal.utils.errors import IndexExistsError, InputError
+from vicinal.utils.errors import InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.remote.remote_index import RemoteIndex
@@ -126,35 +123,9 @@ class Index(ImageIndex):
                 or there is an index in the folder already.
             OSError: a file cannot be written.
         """
+        settings = {"model_fingerprint": model_fingerprint, "made_with": dict(made_with or {})}
         place = None if folder is None else Path(folder)
-        if place is not None:
-            check_target(place)
-            if Database.exists(place) and not overwrite:
-                raise IndexExistsError(place)
-        unit = searched = checked_vectors(vectors, table)
-        if refiner is not None:
-            refiner.check_model(model_fingerprint)
-            searched = UnitVectors(refine(refiner, vectors), "refined embedding")
-        database, ids, context = Database(None), np.arange(len(unit), dtype=np.int64), None
-        with database.transaction():
-            database.create()
-            columns = ItemRows(database).insert(ids, table)
-            engine = create_engine(kind, searched, rescore)
-            names = fill_engine(engine, searched, place)
-            if refiner is not None:
-                context = RefinerContext.create(engine.kind, unit, refiner)
-            settings = {
-                "kind": engine.kind, "dim": engine.dim, "files": {}, "revision": secrets.token_hex(8),
-                "rescore": engine.rescore if isinstance(engine, RescoringEngine) else None,
-                "model_fingerprint": model_fingerprint, "made_with": dict(made_with or {}),
-                "refiner_fingerprint": None if context is None else context.refiner_fingerprint,
-            }  # fmt: skip
-            database.change_settings(settings)
-        state = SharedState(database, IndexState(settings, columns, SegmentedEngine(engine), ids, context))
-        if place is not None:
-            state.copy_to(place, timeout, names, overwrite)
-            state = SharedState(Database(place, timeout))
-        index = cls(state)
+        index = cls(build_state(vectors, table, kind, refiner, rescore, settings, place, overwrite, timeout))
         if index.kind == "hnsw" and refiner is None:
             from vicinal.retrieval.index.verification import warn_of_low_recall
 

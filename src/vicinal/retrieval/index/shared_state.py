@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from vicinal.data.table import Table
+from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import Database
-from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine
+from vicinal.retrieval.index.engines import RescoringEngine, SegmentedEngine, create_engine
 from vicinal.retrieval.index.index_state import (
     ORIGINALS,
     IndexState,
@@ -28,11 +30,56 @@ from vicinal.retrieval.index.index_state import (
     open_originals,
     write_part,
 )
-from vicinal.retrieval.scores import UnitVectors
+from vicinal.retrieval.index.interface import checked_vectors
+from vicinal.retrieval.index.kinds import Kind
+from vicinal.retrieval.index.metadata import ItemRows
+from vicinal.retrieval.refinement import refine
+from vicinal.retrieval.scores import Array, UnitVectors
 from vicinal.utils.errors import IndexExistsError, InputError
 
 if TYPE_CHECKING:
     from vicinal.retrieval.index.engines import Engine
+
+
+def build_state(
+    vectors: Array,
+    table: Table,
+    kind: Literal["auto"] | Kind,
+    refiner: ContextRefiner | None,
+    rescore: int | None,
+    settings: Mapping[str, Any],
+    folder: Path | None,
+    overwrite: bool,
+    timeout: float,
+) -> SharedState:
+    """The state of a new index, in memory or in a folder; arguments as of :meth:`Index.build <vicinal.Index.build>`."""
+    if folder is not None:
+        check_target(folder)
+        if Database.exists(folder) and not overwrite:
+            raise IndexExistsError(folder)
+    unit = searched = checked_vectors(vectors, table)
+    if refiner is not None:
+        refiner.check_model(settings["model_fingerprint"])
+        searched = UnitVectors(refine(refiner, vectors), "refined embedding")
+    database, ids, context = Database(None), np.arange(len(unit), dtype=np.int64), None
+    with database.transaction():
+        database.create()
+        columns = ItemRows(database).insert(ids, table)
+        engine = create_engine(kind, searched, rescore)
+        names = fill_engine(engine, searched, folder)
+        if refiner is not None:
+            context = RefinerContext.create(engine.kind, unit, refiner)
+        settings = {
+            "kind": engine.kind, "dim": engine.dim, "files": {}, "revision": secrets.token_hex(8),
+            "rescore": engine.rescore if isinstance(engine, RescoringEngine) else None, **settings,
+            "refiner_fingerprint": None if context is None else context.refiner_fingerprint,
+        }  # fmt: skip
+        database.change_settings(settings)
+    state = SharedState(database, IndexState(settings, columns, SegmentedEngine(engine), ids, context))
+    if folder is None:
+        return state
+    state.copy_to(folder, timeout, names, overwrite)
+    return SharedState(Database(folder, timeout))
 
 
 def fill_engine(engine: Engine, vectors: UnitVectors, folder: Path | None) -> Names:

@@ -294,8 +294,13 @@ class Search:
 
     def _require_scores(self) -> None:
         if not trials.in_states(self.trials, "COMPLETE"):
-            reasons = [f"the last one that failed: {trial.user_attrs[trials.REASON]}" for trial in self._failed()]
-            raise TrainingStoppedError(f"no trial has a score; {['all were ended early', *reasons][-1]}")
+            failed = self._failed()
+            why = (
+                f"the last one that failed: {failed[-1].user_attrs[trials.REASON]}"
+                if failed
+                else "all were ended early"
+            )
+            raise TrainingStoppedError(f"no trial has a score; {why}")
 
     def _top(self) -> list[FrozenTrial]:
         """The best trials, each combination of settings once."""
