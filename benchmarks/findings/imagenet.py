@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.default_settings import prepare
+from benchmarks.findings.question import FROM_IMAGENET
 from vicinal import Embedder, Table, load_table, losses
 from vicinal.losses import CenterBasedLoss
 from vicinal.training import Recipe
 
-ARCHIVES = {"emoji": "emoji", "grocery_imagenet": "grocery", "nyala": "nyala"}
 CENTERS: Mapping[str, object] = {"centers": "class_means", "optimizer.lr_factors": {"loss": 10.0}}
 """Of losses with class centers: short runs are over before random ones have found their classes."""
 
@@ -30,7 +30,7 @@ class ImageNet:
 
     @cached_property
     def _table(self) -> Path:
-        return prepare(ARCHIVES[self.dataset], Path(self.root), self.out)
+        return prepare(FROM_IMAGENET[self.dataset], Path(self.root), self.out)
 
     @property
     def words(self) -> list[str]:

@@ -11,8 +11,11 @@ import yaml
 
 QUESTIONS = Path(__file__).parent / "questions"
 REGIMES = Path(__file__).parent / "regimes"
-RATES = {"emoji": 0.1, "grocery_imagenet": 0.1, "nyala": 0.1}
-"""Dataset -> factor of the learning rates that are searched: weights of ImageNet need smaller ones."""
+FROM_IMAGENET = {"emoji": "emoji", "grocery_imagenet": "grocery", "nyala": "nyala"}
+"""Regime -> dataset, of those whose runs start from weights of ImageNet."""
+
+IMAGENET_RATE = 0.1
+"""Factor of the learning rates that are searched: weights of ImageNet need smaller ones than those trained here."""
 
 Settings = Mapping[str, Any]
 """Key of a setting of the recipe -> value."""
@@ -85,7 +88,9 @@ class Question:
         others = _values(values["methods_of"]) if "methods_of" in values else {"methods": {}}
         given_methods = {**others["methods"], **values.get("methods", {})}
         trials, methods = values.get("trials", 0), {}
-        search = _scaled(values.get("search", {}), RATES.get(dataset, 1.0) if dataset != own_dataset else 1.0)
+        search = values.get("search", {})
+        if dataset in FROM_IMAGENET and dataset != own_dataset:
+            search = _scaled(search, IMAGENET_RATE)
         for each, given in given_methods.items():
             method = Method(**(given or {}))
             if not trials:

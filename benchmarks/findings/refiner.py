@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.findings.question import RATES, Question
+from benchmarks.findings.question import FROM_IMAGENET, Question
 from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from benchmarks.refiner_grid import PAPER, REFINERS, train_refiner
@@ -92,7 +92,7 @@ def print_base(base: str, names: list[str], refined: list[Refined]) -> None:
 def main() -> None:
     """Embed, train the missing refiners, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", choices=RATES, required=True)
+    parser.add_argument("--dataset", choices=FROM_IMAGENET, required=True)
     parser.add_argument("--root", required=True, help="folder of the files of the dataset")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs of benchmarks.findings")
     parser.add_argument("--bases", nargs="+", choices=BASES, default=list(BASES))
