@@ -139,6 +139,7 @@ def test_images_that_cannot_be_embedded_are_named_or_leave_the_index(shop: Shop)
     shop.check(shop.new, 22)
 
 
+@pytest.mark.parametrize("server", ["postgresql", pytest.param("milvus", marks=pytest.mark.slow)], indirect=True)
 def test_a_killed_upgrade_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys; from vicinal.retrieval.index.remote import remote_generation, remote_engine\n"
