@@ -37,7 +37,7 @@ ImageNet weights, by what the classes are like:
 |---|---|
 | small, as in a shop with 2 to 12 pictures of each product | the defaults |
 | large, from 20 images on | [sum.yaml](sum.yaml), the sum of a loss with class centers and the default |
-| individuals of a species | [nyala.yaml](nyala.yaml), the defaults with larger images |
+| individuals of a species | [nyala.yaml](nyala.yaml), the defaults for 12 epochs, in micro-batches |
 
 The recipes below are for results of papers. `vicinal train --recipes WORDS` finds one, such as `--recipes cub
 contextual`.
