@@ -75,14 +75,24 @@ class Runs:
 
     def tuned(self, method: str) -> Settings:
         """The best settings found for a method; those found by another question where it says so."""
-        other = self.question.methods[method].tuned_as
-        if other is not None:
-            question, _, name = other.partition("/")
-            return Runs(Question.read(question, self.question.dataset), self.start.root, self.out).tuned(name or method)
+        tuned_as = self.question.methods[method].tuned_as
+        if tuned_as is not None:
+            other, name = self._other(tuned_as)
+            return other.tuned(name or method)
         path = self._tuned_file(method)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
+    def _other(self, tuned_as: str) -> tuple[Runs, str]:
+        """The question whose tuned settings a method takes, and the name of the method there; empty: the same."""
+        question, _, name = tuned_as.partition("/")
+        return Runs(Question.read(question, self.question.dataset), self.start.root, self.out), name
+
     def _tune(self, method: str, jobs: int) -> None:
+        tuned_as = self.question.methods[method].tuned_as
+        if tuned_as is not None:
+            other, name = self._other(tuned_as)
+            other._tune(name or method, jobs)
+            return
         search, path = self.question.methods[method].search, self._tuned_file(method)
         if not search or path.exists():
             return
