@@ -27,6 +27,9 @@ def __dir__() -> list[str]:
     return __all__
 
 
+FIELDS = tuple(field.name for field in fields(PairSource))  # a constant, which torch.compile can read
+
+
 class Matryoshka(Loss):
     """Matryoshka representation learning: the weighted sum of a loss of several prefixes of the embeddings,
 
@@ -190,9 +193,6 @@ def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dic
                 first = centers[:, :dim]
                 cut[f"{prefix}.{name}" if prefix else name] = first if part.learns_centers or is_last else first.clone()
     return cut
-
-
-FIELDS = tuple(field.name for field in fields(PairSource))  # a constant, which torch.compile can read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,10 @@ MIN_SIZE = 5
 MAX_DENSITY_IMAGES = 20_000  # of HDBSCAN, whose time grows with the square of their number
 IMAGES_PER_CLUSTER = 50  # of k-means, where no number is given
 MAX_LABEL_FRACTION = 0.5
+MAX_MAP_IMAGES = 2000
+MIN_IMAGES = 5
+PERPLEXITY = 30.0
+PCA_COMPONENTS = 50  # before t-SNE, which is faster for it and changes little
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +129,6 @@ def _majority(table: Table, rows: Integers) -> tuple[str | int, float]:
         return "", float("nan")
     counts = np.bincount(table.labels[rows], minlength=len(table.classes))
     return table.classes[int(counts.argmax())], float(counts.max() / len(rows))
-
-
-MAX_MAP_IMAGES = 2000
-MIN_IMAGES = 5
-PERPLEXITY = 30.0
-PCA_COMPONENTS = 50  # before t-SNE, which is faster for it and changes little
 
 
 def embedding_map(embeddings: Array, table: Table, max_images: int = MAX_MAP_IMAGES, seed: int = 0) -> pd.DataFrame:

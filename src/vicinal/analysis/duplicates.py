@@ -33,6 +33,11 @@ COARSE_SIDE = 8
 MIN_TURNED_SIMILARITY = 0.95  # of the pixels of whole images, one of which is turned or mirrored
 MERGED_PAIRS = 2**20  # that wait until they are merged into components
 MANY_PAIRS = 100_000  # whose pixels take minutes to compare
+CROP_SIDES = (30, 28, 26)  # of 32: the sides of crops that lack up to a third of the area
+MIN_CORRELATION = 0.2  # of whole thumbnails, below which none is a part of the other
+CHUNK_SIZE = 512  # pairs at a time: some 200 MB
+EPSILON = 1e-6
+Thumbnails = npt.NDArray[np.uint8]
 
 
 def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMILARITY) -> pd.DataFrame:
@@ -227,14 +232,6 @@ def _frame(table: Table, component: Integers, nearest: Integers, similarity: Flo
     frame = frame.iloc[np.lexsort((frame["row"], leader, -best))].reset_index(drop=True)
     frame.insert(0, "group", pd.factorize(component[frame["row"]])[0].astype(np.int64))
     return frame
-
-
-CROP_SIDES = (30, 28, 26)  # of 32: the sides of crops that lack up to a third of the area
-MIN_CORRELATION = 0.2  # of whole thumbnails, below which none is a part of the other
-CHUNK_SIZE = 512  # pairs at a time: some 200 MB
-EPSILON = 1e-6
-
-Thumbnails = npt.NDArray[np.uint8]
 
 
 def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers) -> Floats:

@@ -9,6 +9,9 @@ from scipy.sparse import csr_array
 from vicinal.analysis.neighbors import QueryNeighbors
 from vicinal.utils.arrays import Booleans, Doubles, Integers
 
+TEMPERATURE = 0.05
+EPSILON = 1e-6  # by which a probability may miss its threshold, as in cleanlab
+
 
 def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int = 3) -> pd.DataFrame:
     """Find queries whose nearest neighbors are all of one other class: their label is probably wrong.
@@ -60,10 +63,6 @@ def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int =
         }
     )
     return errors.sort_values("similarity", ascending=False, kind="stable", ignore_index=True)
-
-
-TEMPERATURE = 0.05
-EPSILON = 1e-6  # by which a probability may miss its threshold, as in cleanlab
 
 
 def class_probabilities(neighbors: QueryNeighbors) -> csr_array:

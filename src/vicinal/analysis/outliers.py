@@ -19,6 +19,9 @@ from vicinal.utils.threads import thread_pool
 
 MIN_FACTOR = 3.0  # of cosine distances, which are like squares of Euclidean ones
 EPSILON = 1e-10  # is added to distances, since those of duplicates are 0
+GRAY_SIDE = 512  # longer side in pixels at which an image is measured, so that large images compare with small
+THUMBNAIL_SIDE = 32
+MIN_ENTROPY = 3.0  # bits; photographs have 6 to 8
 
 
 def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.DataFrame:
@@ -63,11 +66,6 @@ def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.Da
         }
     )
     return frame.sort_values("outlier_factor", ascending=False, kind="stable", ignore_index=True)
-
-
-GRAY_SIDE = 512  # longer side in pixels at which an image is measured, so that large images compare with small
-THUMBNAIL_SIDE = 32
-MIN_ENTROPY = 3.0  # bits; photographs have 6 to 8
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vicinal.data.settings import DataSettings
 
 OF_READING = ("num_workers", "augmentation", "on_error")
+PAGE = "cleaning.html"
+SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
 
 
 def add_data(parser: Parser) -> None:
@@ -92,10 +94,6 @@ def _load(arguments: Arguments, settings: DataSettings) -> tuple[Table, dict[str
         if not len(table):
             raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
     return table, other_files
-
-
-PAGE = "cleaning.html"
-SUFFIXES = {"out": (".html", ".htm"), "csv": (".csv", ".parquet")}
 
 
 def add_clean(parser: Parser) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from vicinal.workflows.settings import EvaluationSettings
 
 VALIDATION = "val"  # the split on whose classes the weight of local features is chosen
+OTHERS = ("cross", "adapter", "tolerance", "compare", "average",
+          "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
+          "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
+          "recall_at", "protocol", "devices",
+          "checkpoint")  # fmt: skip
 
 
 def add_evaluate(parser: Parser) -> None:
@@ -333,13 +338,6 @@ def _log_warnings(name: str, table: Table) -> None:
     num_noisy, num_labels = count_noisy_labels(table)
     if num_noisy:
         log(f"{name}: {num_noisy:,} of the {num_labels:,} evaluated labels were made noisy on purpose (noisy_label)")
-
-
-OTHERS = ("cross", "adapter", "tolerance", "compare", "average",
-          "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
-          "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
-          "recall_at", "protocol", "devices",
-          "checkpoint")  # fmt: skip
 
 
 def evaluate_pair_list(arguments: Arguments) -> None:

@@ -32,6 +32,25 @@ INDEX = (
     "postgresql://USER@HOST/DATABASE?table=TABLE, with passwords in the environment"
 )
 SOURCE = f"a run folder, embeddings (.parquet, .npy or a folder of shards), the folder of an index, or images: {IMAGES}"
+# Their modules import torch, so help does not read the options from the classes; a test compares the two.
+RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
+    "k": (int, "contextual: size of a neighborhood, with the image itself; local: number of first matches that are "
+          "compared with the query (default: 16; 100 for local)"),
+    "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
+    "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
+                "(default: 0)"),
+    "k1": (int, "reciprocal: number of candidate neighbors (default: 20)"),
+    "k2": (int, "reciprocal: number of images that are averaged, at most k1 (default: 6)"),
+    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
+    "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
+          "(default: 10; 8 for the last)"),
+    "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
+    "weight": (float, "local: weight of matching patches beside the similarity; evaluate chooses it on the validation "
+               "classes, of the split val (default: 0.5)"),
+    "min_similarity": (float, "local: smallest similarity of matching patches (default: 0.5)"),
+    "geometric": (bool, "local: count only matching patches that agree with one shift, rotation and scale; it needs "
+                  "the extra geometry"),
+}  # fmt: skip
 
 
 def is_url(place: str | None) -> bool:
@@ -167,27 +186,6 @@ def check_refiner(refiner: ContextRefiner | None, embedded: EmbeddedTable) -> No
             f"the model of the embeddings in {embedded.origin} is unknown; "
             f"the refiner is for those of {refiner.model_fingerprint}"
         )
-
-
-# Their modules import torch, so help does not read the options from the classes; a test compares the two.
-RERANKING_OPTIONS: dict[str, tuple[type, str]] = {
-    "k": (int, "contextual: size of a neighborhood, with the image itself; local: number of first matches that are "
-          "compared with the query (default: 16; 100 for local)"),
-    "beta": (float, "contextual: weight of shared neighbors, from 0 to below 1 (default: 0.1)"),
-    "epsilon": (float, "contextual: how much farther than the k-th an image may be and still be a neighbor "
-                "(default: 0)"),
-    "k1": (int, "reciprocal: number of candidate neighbors (default: 20)"),
-    "k2": (int, "reciprocal: number of images that are averaged, at most k1 (default: 6)"),
-    "lam": (float, "reciprocal: weight of the original distance, from 1e-30 to 1 (default: 0.3)"),
-    "n": (int, "query-expansion, database-augmentation, neighbor-average: number of neighbors added "
-          "(default: 10; 8 for the last)"),
-    "alpha": (float, "the same: exponent of the neighbors' weights (default: 3; 0 for the last)"),
-    "weight": (float, "local: weight of matching patches beside the similarity; evaluate chooses it on the validation "
-               "classes, of the split val (default: 0.5)"),
-    "min_similarity": (float, "local: smallest similarity of matching patches (default: 0.5)"),
-    "geometric": (bool, "local: count only matching patches that agree with one shift, rotation and scale; it needs "
-                  "the extra geometry"),
-}  # fmt: skip
 
 
 def add_reranking(parser: Parser, purpose: str) -> None:

@@ -11,6 +11,8 @@ from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, pri
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
+OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label_column", "on_error")
+
 
 def add_models(parser: Parser) -> None:
     parser.add_argument(
@@ -53,9 +55,6 @@ def models(arguments: Arguments) -> None:
     if arguments.filter is None:
         log("these are networks of the papers; --filter finds those of timm, such as --filter dinov2")
     print_result([asdict(each) for each in found] if arguments.json else models_text(found))
-
-
-OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label_column", "on_error")
 
 
 def add_export(parser: Parser) -> None:

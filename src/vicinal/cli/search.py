@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from vicinal.workflows.local_features import LocalSearch
 
 DEFAULT_K = 10
+MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+NOT_ABOUT_MODELS = (
+    "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
+)  # fmt: skip
+MAX_PORT = 65_535
 
 
 def add_search(parser: Parser) -> None:
@@ -155,13 +160,6 @@ def _draw(found: Sequence[SearchResult], path: str) -> None:
     queries = [item(each.query) for each in found]
     for sheet in neighbor_grid(queries, [[item(match) for match in each.matches] for each in found], path):
         log(f"drew {sheet}")
-
-
-MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
-NOT_ABOUT_MODELS = (
-    "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
-)  # fmt: skip
-MAX_PORT = 65_535
 
 
 def add_serve(parser: Parser) -> None:

@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
 EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "models/refiner.py", "ContextRefiner")
+LOSS = "a class of vicinal.losses; its arguments are --loss.margin and the like"
+METRIC = "decides which weights are best, on classes that are not trained on"
+KEYS = ("paper", "row", "command", "evaluate", "cost", "expected", "follows")
+START = """\
+For images of your own, no recipe is needed: vicinal train --data.source photos/ --out run
+The recipes train rows of papers' tables. `vicinal train --recipes WORDS` lists those with all of the words, such as
+
+  vicinal train --recipes center contrastive cub
+  vicinal train --recipes recall@k sop resnet50
+  vicinal train --recipes examples
+"""
 
 
 class Help(NamedTuple):
@@ -30,9 +41,6 @@ class Help(NamedTuple):
     settings: dict[str, str]
     examples: tuple[str, ...]
 
-
-LOSS = "a class of vicinal.losses; its arguments are --loss.margin and the like"
-METRIC = "decides which weights are best, on classes that are not trained on"
 
 TRAIN_HELP = Help(
     {
@@ -284,17 +292,6 @@ def _load_recipe(arguments: Arguments, kind: type[AnyRecipe]) -> AnyRecipe | Non
         recipe = RunFolder(Path(arguments.out)).recipe  # the settings that are given may only repeat those of the run
         path = str(recipe) if recipe.is_file() else None
     return kind.load(path, overrides, arguments.allow_import)
-
-
-KEYS = ("paper", "row", "command", "evaluate", "cost", "expected", "follows")
-START = """\
-For images of your own, no recipe is needed: vicinal train --data.source photos/ --out run
-The recipes train rows of papers' tables. `vicinal train --recipes WORDS` lists those with all of the words, such as
-
-  vicinal train --recipes center contrastive cub
-  vicinal train --recipes recall@k sop resnet50
-  vicinal train --recipes examples
-"""
 
 
 def recipes_folder() -> Path:

@@ -34,6 +34,8 @@ BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom of the pa
 PUBLISHED_BOX_COLUMNS = tuple(f"box_{name}" for name in BOX_COLUMNS)  # of benchmarks, whose protocols do not crop
 COLUMN_FLAGS = {"path_column": "path", "label_column": "label"}  # the settings that say what columns are called
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+Box: TypeAlias = tuple[float, float, float, float]
+"""The left, top, right and bottom edge, in pixels of the upright image."""
 
 
 def is_label_column(column: str) -> bool:
@@ -198,10 +200,6 @@ def _labels(values: pd.Series, column: str) -> pd.Series:
 def is_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-Box: TypeAlias = tuple[float, float, float, float]
-"""The left, top, right and bottom edge, in pixels of the upright image."""
 
 
 def row_boxes(frame: pd.DataFrame) -> list[Box | None]:

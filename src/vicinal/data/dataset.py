@@ -25,6 +25,8 @@ ENDING, CLEAN_ENDING = "_train.csv", "_cleaned_train.csv"
 
 Key = tuple[str, str]
 """The folder and the name of an image."""
+DEFAULT_FRACTIONS = {"train": 0.6, "val": 0.2, "test": 0.2}
+MIN_CLASSES = 4  # that these fractions divide into three splits, two of them for train
 
 
 def use_train_list(table: Table, path: str | Path) -> Table:
@@ -118,10 +120,6 @@ def _clean_labels(listed: pd.DataFrame, classes: pd.Series) -> list[str]:
     clean = ~listed["noisy_label"]
     of_class = dict(zip(classes[clean], listed["label"][clean], strict=True))
     return [of_class.get(label, f"class/{label}") for label in classes]
-
-
-DEFAULT_FRACTIONS = {"train": 0.6, "val": 0.2, "test": 0.2}
-MIN_CLASSES = 4  # that these fractions divide into three splits, two of them for train
 
 
 def load_dataset(settings: DataSettings, seed: int = 0) -> Table:

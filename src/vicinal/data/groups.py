@@ -16,6 +16,7 @@ from vicinal.utils.errors import InputError
 
 TIMES = ((ExifTags.Base.DateTimeOriginal, ExifTags.Base.SubsecTimeOriginal),
          (ExifTags.Base.DateTimeDigitized, ExifTags.Base.SubsecTimeDigitized))  # fmt: skip
+NO_GROUP = -1
 
 
 def capture_time(path: str) -> float | None:
@@ -37,9 +38,6 @@ def capture_time(path: str) -> float | None:
         except (KeyError, ValueError):
             continue
     return None
-
-
-NO_GROUP = -1
 
 
 def with_groups(table: Table, pattern: str | None, minutes: float | None = None) -> Table:

@@ -18,6 +18,10 @@ from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
+Name = str | int
+Confusions = Mapping[str, Name | Sequence[Name]] | Mapping[int, Name | Sequence[Name]] | str | Path
+MAX_REDRAWS = 64
+
 
 def training_rows(table: Table) -> Integers:
     """The rows of the split `train`, or all rows of a table without splits."""
@@ -66,10 +70,6 @@ def relabel(table: Table, rows: Integers, altered: Integers, new_labels: Integer
     columns = ["label", *filter(is_coarse_column, frame.columns)]
     frame = frame.assign(**{column: frame[column].iloc[source].array for column in columns})
     return mark_rows(Table._from_valid(frame), "noisy_label", rows[altered])
-
-
-Name = str | int
-Confusions = Mapping[str, Name | Sequence[Name]] | Mapping[int, Name | Sequence[Name]] | str | Path
 
 
 def random_labels(table: Table, fraction: float, seed: int = 0) -> Table:
@@ -186,9 +186,6 @@ def _pairs_in_file(path: Path) -> Iterator[tuple[str, str, str]]:
             raise InputError(f"{path}: a list of confusions has one column label and one column confused_with")
     for line, label, other in zip(frame.index, frame["label"], frame["confused_with"], strict=True):
         yield str(label).strip(), str(other).strip(), f"{path}, line {line}"
-
-
-MAX_REDRAWS = 64
 
 
 def open_set_labels(

@@ -18,6 +18,7 @@ from vicinal.utils.errors import InputError
 
 Name = TypeVar("Name")
 Order = Literal["random", "in_order"]
+HINT = "or set redivide, which divides all classes again"
 
 
 def order_classes(names: Sequence[Name], order: Order = "random", seed: int = 0) -> list[Name]:
@@ -132,9 +133,6 @@ def warn_of_shared_classes(frame: pd.DataFrame, stacklevel: int) -> None:
             "scores will not measure the retrieval of unseen classes",
             stacklevel=stacklevel + 1,
         )
-
-
-HINT = "or set redivide, which divides all classes again"
 
 
 def divide_classes(

@@ -22,6 +22,9 @@ from vicinal.utils.errors import InputError
 
 MAP_AT = 100
 COLUMNS = ("image_id", "positives", "is_query", "is_gallery")
+NUM_NEIGHBORS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
+TEMPERATURES = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)
+MAX_COMPARED = 2**24  # pairs of neighbors that are compared at a time
 
 
 def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) -> Evaluation:
@@ -196,11 +199,6 @@ def _mean(repetitions: Sequence[Evaluation]) -> Evaluation:
         num_ties=max(each.num_ties for each in repetitions),
         repetitions=tuple(repetitions),
     )
-
-
-NUM_NEIGHBORS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
-TEMPERATURES = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)
-MAX_COMPARED = 2**24  # pairs of neighbors that are compared at a time
 
 
 class _Queries(NamedTuple):

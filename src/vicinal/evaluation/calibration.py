@@ -20,6 +20,7 @@ from vicinal.utils.arrays import Booleans, Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
 
 MIN_CLASSES = 4  # two to choose a threshold on, two to try it on
+RATES = (0.01, 0.05, 0.1)
 
 
 def calibrate(
@@ -173,9 +174,6 @@ def fit_probabilities(scores: OpenSetScores, unknown_fraction: float) -> tuple[D
     )
     kept = np.unique(np.linspace(0, len(fitted.X_thresholds_) - 1, MAX_KNOTS).round().astype(np.int64))
     return fitted.X_thresholds_[kept], np.clip(fitted.y_thresholds_, 0.0, 1.0)[kept]
-
-
-RATES = (0.01, 0.05, 0.1)
 
 
 def operating_points(

@@ -32,6 +32,10 @@ from vicinal.utils.arguments import check_list, is_integer
 from vicinal.utils.arrays import Booleans, Doubles, Integers
 from vicinal.utils.errors import InputError
 
+RECALL_AT = (1, 2, 4, 8)
+DEFAULT_METRICS = ("mAP@R", "R-precision", "mAP")
+NUMBER = r"0|-?[1-9][0-9]{0,17}"  # each number has one spelling
+
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
@@ -59,10 +63,6 @@ class Ranks:
         """Whether each positive is among the first R, where R is the number of positives of its query."""
         return self.ranks <= np.repeat(self.counts, self.counts)
 
-
-RECALL_AT = (1, 2, 4, 8)
-DEFAULT_METRICS = ("mAP@R", "R-precision", "mAP")
-NUMBER = r"0|-?[1-9][0-9]{0,17}"  # each number has one spelling
 
 Metric = Callable[[Ranks], Doubles]
 

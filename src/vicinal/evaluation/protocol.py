@@ -26,6 +26,8 @@ from vicinal.utils.errors import InputError
 
 LEAVE_ONE_OUT, QUERY_GALLERY = "leave-one-out", "query/gallery"
 OTHER_GROUPS = ", other groups"  # where images of the query's own class and group are left out
+FINE = ""  # the name of the level of the labels; coarse levels are named by their column
+FAMILIES = {"i": "integers", "u": "integers", "b": "booleans", "U": "text", "S": "text"}  # by the kinds of numpy
 
 
 def evaluate(
@@ -196,9 +198,6 @@ def coarse_relevances(
     }
 
 
-FINE = ""  # the name of the level of the labels; coarse levels are named by their column
-
-
 def score_queries(
     searched: QueryGallery,
     levels: Mapping[str, Relevance],
@@ -247,9 +246,6 @@ def score_queries(
         stage="plain" if rerank is None else rerank.stage.replace("-", ""),
         method=None if rerank is None else repr(rerank),
     )
-
-
-FAMILIES = {"i": "integers", "u": "integers", "b": "booleans", "U": "text", "S": "text"}  # by the kinds of numpy
 
 
 def evaluate_arrays(

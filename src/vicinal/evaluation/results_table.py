@@ -38,6 +38,7 @@ COLUMNS = {
     "num_ties": "Int64",
 }
 GROUP_CONSTANTS = ("model", "stage", "method", "protocol", "num_gallery")  # the same for all groups of an evaluation
+MAX_GROUPS = 10  # that are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,9 +192,6 @@ def _typed(rows: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
     level, _, name = (rows["metric"].astype("string").str.rpartition("/")[part] for part in range(3))
     rows = rows.assign(**constants, label_level=level.where(level != "", LABEL), metric=name)
     return rows.reindex(columns=list(COLUMNS)).astype(COLUMNS)
-
-
-MAX_GROUPS = 10  # that are shown
 
 
 def results_text(results: ResultsTable) -> str:

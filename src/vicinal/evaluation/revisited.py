@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 POSITIVES = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}
 REMOVED = {"easy": ("junk", "hard"), "medium": ("junk",), "hard": ("junk", "easy")}
 PRECISION_AT = (1, 5, 10)
+Metric = Callable[[Integers], float]
+"""A metric of one query, given the positions of its positives: counted from 0, ascending, at least one."""
 
 
 def evaluate_revisited(
@@ -156,10 +158,6 @@ def evaluate_revisited_table(embeddings: Array, table: Table, ground_truth: Grou
         distractors=embeddings[first_distractor:] if has_others else None,
     )
     return replace(merge_difficulties(found), query_indices=num_images + np.arange(num_queries))
-
-
-Metric = Callable[[Integers], float]
-"""A metric of one query, given the positions of its positives: counted from 0, ascending, at least one."""
 
 
 def trapezoidal_precision(positions: Integers) -> float:

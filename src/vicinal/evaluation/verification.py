@@ -31,6 +31,7 @@ ROWS = 512  # queries per block
 NUM_CODES = 2**16
 Tiles = Iterator[tuple[Floats, Booleans]]
 Keys: TypeAlias = npt.NDArray[np.uint32]
+NUM_FOLDS = 10
 
 
 def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequence[float] = RATES) -> pd.DataFrame:
@@ -138,9 +139,6 @@ def _count(codes: Keys, is_same: Booleans) -> Integers:
 def _code_of_rank(counts: Integers, rank: int) -> int:
     """The code of the value at a rank, from 0 for the highest."""
     return len(counts) - 1 - int(np.searchsorted(np.cumsum(counts[::-1]), rank, "right"))
-
-
-NUM_FOLDS = 10
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**31 - 2**24
 """An ONNX file is one message of protobuf, which holds at most 2 GiB; a little of it is not weights."""
 EXAMPLES = 2  # with one image, torch would take its number for a constant
+FEW_WEIGHTS = 0.002
+"""Layers with a smaller fraction of all weights stay in float32."""
+WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
+MEAN = "/mean"  # the end of the name of an output
 
 
 def export_onnx(graph: ExportGraph, path: Path, fingerprint: str) -> None:
@@ -108,11 +112,6 @@ def _forget_origin(model: onnx.ModelProto) -> None:
         each.doc_string = ""
     model.doc_string = model.graph.doc_string = ""
     del model.metadata_props[:], model.graph.metadata_props[:]
-
-
-FEW_WEIGHTS = 0.002
-"""Layers with a smaller fraction of all weights stay in float32."""
-WITH_WEIGHTS = ("Conv", "Gemm", "MatMul")
 
 
 def to_fp16(source: Path, path: Path) -> None:
@@ -230,9 +229,6 @@ class CalibrationReader:
             return None
         self.correction.observe(batch)
         return {self.name: batch}
-
-
-MEAN = "/mean"  # the end of the name of an output
 
 
 class BiasCorrection:

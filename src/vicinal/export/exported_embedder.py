@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from vicinal.models.inputs import Images
     from vicinal.utils.arrays import Floats
 
+Engine = Literal["auto", "torch", "openvino", "onnx"]
+TOLERANCE = 1e-4
+"""How much a component of a unit vector may differ from PyTorch's."""
+MIN_IMAGES = 500
+"""For fewer images, `auto` does not export a model, which takes about as long as embedding them."""
+REFUSED = "refused.txt"
+PACKAGES: dict[Format, tuple[str, str]] = {"openvino": ("openvino", "openvino"), "onnx": ("onnxruntime", "export")}
+NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+
 
 def is_exported(path: str | Path) -> bool:
     """Whether a path is that of a file that `vicinal export` writes, by its ending."""
@@ -130,16 +139,6 @@ class ExportedEmbedder:
             return self.engine.run(images.numpy().round().astype(np.uint8))
         except ValueError as error:
             raise InputError(one_line(error)) from error
-
-
-Engine = Literal["auto", "torch", "openvino", "onnx"]
-TOLERANCE = 1e-4
-"""How much a component of a unit vector may differ from PyTorch's."""
-MIN_IMAGES = 500
-"""For fewer images, `auto` does not export a model, which takes about as long as embedding them."""
-REFUSED = "refused.txt"
-PACKAGES: dict[Format, tuple[str, str]] = {"openvino": ("openvino", "openvino"), "onnx": ("onnxruntime", "export")}
-NAMES: dict[Format, str] = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 
 def with_engine(

@@ -23,6 +23,9 @@ from vicinal.utils import distributed
 from vicinal.utils.arguments import check_positive_integer
 from vicinal.utils.errors import InputError
 
+MIN_COUNT = 1e-30
+"""Less than any count; a division by 0 would leave NaN in the gradient even where its result is not used."""
+
 
 def soft_histogram(similarity: Tensor, bins: int) -> Tensor:
     """The histogram of each row, [rows, bins + 1], of numbers from -1 to 1, or -inf, which is not counted."""
@@ -131,10 +134,6 @@ class HistogramLoss(PairLoss):
     def _node_counts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         positives = replace_padding(rows.positives, -math.inf)
         return node_counts(positives, self.bins), node_counts(rows.negatives, self.bins)
-
-
-MIN_COUNT = 1e-30
-"""Less than any count; a division by 0 would leave NaN in the gradient even where its result is not used."""
 
 
 class BinnedAPLoss(RankingLoss):

@@ -20,6 +20,9 @@ from vicinal.utils.errors import InputError
 # it was replaced by the classifier of a fine-tuning.
 CLIP_TOWER = re.compile(r"clip|_pe_core_")
 FINE_TUNED = re.compile(r"_in\d+k")
+FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]
+"""The frozen parts: none; the running statistics, which are then used in training; weight and bias too; or, as
+"auto", the statistics of pretrained networks, and nothing of others."""
 
 
 def timm_name(name: str) -> str:
@@ -164,11 +167,6 @@ def to_channels_last(backbone: nn.Module) -> None:
     for parameter in backbone.parameters():
         if parameter.ndim == 4:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-
-
-FrozenBatchNorm = Literal["none", "statistics", "all", "auto"]
-"""The frozen parts: none; the running statistics, which are then used in training; weight and bias too; or, as
-"auto", the statistics of pretrained networks, and nothing of others."""
 
 
 def choose_frozen(frozen: FrozenBatchNorm, is_pretrained: bool) -> FrozenBatchNorm:

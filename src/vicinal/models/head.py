@@ -21,6 +21,8 @@ MIN_P, MAX_P, MIN_EPS = 1e-3, 1e4, 1e-30
 
 PoolingName = Literal["avg", "max", "gem", "avg+max", "token", "backbone", "projection"]
 """The names of poolings; see :func:`~vicinal.models.build_pooling`."""
+NormName = Literal["layer", "layer_affine", "l2", "none"]
+"""The names of normalizations of the pooled features; see :func:`build_head`."""
 
 
 class AvgPool(nn.Module):
@@ -179,10 +181,6 @@ def to_feature_maps(features: Tensor, channels: int, channels_last: bool = False
             f"maps [n, {channels}, H, W] or tokens [n, L, {channels}] are needed"
         )
     return maps
-
-
-NormName = Literal["layer", "layer_affine", "l2", "none"]
-"""The names of normalizations of the pooled features; see :func:`build_head`."""
 
 
 class L2Norm(nn.Module):

@@ -24,6 +24,15 @@ MAX_DIM = 65_536
 MAX_DEPTH = 1_000
 
 COMMON_TYPES: dict[str, tuple[type, ...]] = {"recipe": (dict,), "metrics": (dict,)}
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+CARD = "README.md"
+CALIBRATION = "calibration.json"  # of `vicinal calibrate`; a model that is saved again loses it
+VERSION = 1
+FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
+# Much larger than any real configuration, and much smaller than a problem for the parser.
+MAX_CONFIG_BYTES = 10_000_000
+IN_RUNS = ("model", "refiner")  # the folders of models in the folders of runs
 
 
 @dataclass(frozen=True)
@@ -91,17 +100,6 @@ REFINER = ModelFormat(
 FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINER)}
 
 
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
-CARD = "README.md"
-CALIBRATION = "calibration.json"  # of `vicinal calibrate`; a model that is saved again loses it
-VERSION = 1
-FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
-
-# Much larger than any real configuration, and much smaller than a problem for the parser.
-MAX_CONFIG_BYTES = 10_000_000
-
-
 def write(
     folder: str | Path, model_format: ModelFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
@@ -122,9 +120,6 @@ def write(
         write_bytes(new / WEIGHTS, safetensors.torch.save(copies, metadata={"format": "pt"}))
         write_bytes(new / CONFIG, (text + "\n").encode())
         write_bytes(new / CARD, card.encode())
-
-
-IN_RUNS = ("model", "refiner")  # the folders of models in the folders of runs
 
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:

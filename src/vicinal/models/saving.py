@@ -25,6 +25,7 @@ MORE_TENSORS = 500
 ADAPTER = "default"  # the name that peft gives to the one adapter of a layer
 
 Model = TypeVar("Model", bound="SavedModel")
+BESIDE = (".bin", ".preprocessing.json", ".parity.json", ".parity.md")
 
 
 class SavedModel(nn.Module, ABC):
@@ -218,9 +219,6 @@ def check_same_model(expected: str | None, given: str | None, owner: str, remedy
     if None not in (expected, given) and expected != given:
         right, wrong = (one_line(str(each), 80) for each in (expected, given))
         raise InputError(f"{owner} embeddings of the model {right}, not of {wrong}; {remedy}")
-
-
-BESIDE = (".bin", ".preprocessing.json", ".parity.json", ".parity.md")
 
 
 def check_hub_name(name: str) -> None:

@@ -25,6 +25,10 @@ MAX_LABEL_LENGTH = 18
 
 Item = Mapping[str, Any]
 """An image: its `path` (a file, or a PIL image), `label`, `box` and `caption`; None, NaN or absent if unknown."""
+LOG_RANGE = 20  # numbers that far apart are drawn on a logarithmic axis
+MAX_ROWS = 20  # of cells on a sheet
+MAX_COLUMNS = 10  # of neighbors; further ones are on the next row
+MAX_SHEETS = 50
 
 
 def canvas(rows: int, columns: float, title: str | None = None, lines: int = 2) -> tuple[Figure, Axes]:
@@ -87,9 +91,6 @@ def short(label: object) -> str:
     r"""A label in at most 18 characters, with dollars as matplotlib wants them."""
     text = "" if _is_unknown(label) else str(label)
     return shorten(text, MAX_LABEL_LENGTH).replace("$", r"\$")
-
-
-LOG_RANGE = 20  # numbers that far apart are drawn on a logarithmic axis
 
 
 def draw_grid(frame: pd.DataFrame, keys: Sequence[str], metric: str, path: str | Path) -> None:
@@ -163,11 +164,6 @@ def _draw_heat_map(axes: Axes, frame: pd.DataFrame, keys: Sequence[str], metric:
     colorbar = axes.figure.colorbar(image, ax=axes)
     colorbar.set_label(f"{metric} (%)", color=INK)
     colorbar.outline.set_visible(False)
-
-
-MAX_ROWS = 20  # of cells on a sheet
-MAX_COLUMNS = 10  # of neighbors; further ones are on the next row
-MAX_SHEETS = 50
 
 
 def neighbor_grid(

@@ -20,6 +20,7 @@ from vicinal.retrieval.scores import Array
 from vicinal.utils.errors import InputError
 
 METRICS = ("recall@1", "mAP@R")
+MARKERS = "osD^vP*X<>hp"  # so that methods differ by more than their colors
 
 
 def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: str | Path) -> None:
@@ -107,9 +108,6 @@ def _from_to(name: str, curve: Sequence[float]) -> str:
     if curve[best] > curve[-1]:
         text += f", best {curve[best]:.2f} % at {best}"
     return f"{name.replace('$', chr(92) + '$')}: {text}" if name else text
-
-
-MARKERS = "osD^vP*X<>hp"  # so that methods differ by more than their colors
 
 
 def learning_curves(

@@ -24,6 +24,7 @@ from vicinal.utils.errors import InputError
 
 RANGE_ROWS = 1024  # queries per block
 MAX_PAIRS = 2**24  # re-ranking takes up to 60 bytes per pair, and promises to take less than 2 GB
+MIN_ROWS, MAX_ROWS = 256, 4096  # queries per block: fewer make the matrix product slow, more do not speed it up
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,6 @@ def _check_count(num_pairs: int, num_queries: int) -> None:
             f"the neighborhoods of {num_queries} images hold more than {MAX_PAIRS} others: use a smaller k or "
             "epsilon, or look at the embeddings, most of which may be equal"
         )
-
-
-MIN_ROWS, MAX_ROWS = 256, 4096  # queries per block: fewer make the matrix product slow, more do not speed it up
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,17 @@ from vicinal.serving.problems import Problem, invalid
 MAX_ID = 2**63 - 1
 PATTERN = r"^(0|[1-9][0-9]{0,18})$"
 _DECIMAL = re.compile(PATTERN.replace("$", r"\Z"))
+MAX_DIM = 65_536
+MAX_TEXT = 4_096
+MAX_FIELDS = 32
+MAX_KEYS = 10_000  # colons of a JSON text; a column's text may hold some
+MAX_SHORT = 2**16  # bytes of a body that is parsed at once, without a thread
+SOURCES = ("image", "vector", "id", "url")
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)]
+Value = str | bool | int | Number | None
+Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average", "local"]
+Body = TypeVar("Body", bound="_Body")
 
 
 def read_id(value: Any) -> int:
@@ -37,20 +48,6 @@ Id = Annotated[
         {"anyOf": [{"type": "string", "pattern": PATTERN}, {"type": "integer", "minimum": 0, "maximum": MAX_ID}]}
     ),
 ]
-
-
-MAX_DIM = 65_536
-MAX_TEXT = 4_096
-MAX_FIELDS = 32
-MAX_KEYS = 10_000  # colons of a JSON text; a column's text may hold some
-MAX_SHORT = 2**16  # bytes of a body that is parsed at once, without a thread
-SOURCES = ("image", "vector", "id", "url")
-
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Vector = Annotated[list[Number], Field(max_length=MAX_DIM, fail_fast=True)]
-Value = str | bool | int | Number | None
-Method = Literal["contextual", "reciprocal", "query-expansion", "database-augmentation", "neighbor-average", "local"]
-Body = TypeVar("Body", bound="_Body")
 
 
 class _Body(BaseModel):

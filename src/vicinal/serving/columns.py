@@ -22,6 +22,11 @@ MAX_VALUES = 50
 MAX_LISTED = 200  # characters of a value that is listed
 HIDDEN = ("id", "path", *FILE_COLUMNS, *BOX_COLUMNS)
 TYPES = {"integer": "number", "floating": "number", "boolean": "boolean"}
+MAX_NAME, MAX_TEXT = 200, 4_096  # characters of a column's name, and of a value
+INT64 = np.iinfo(np.int64)
+RESERVED = ("id", "id_of_table", "path", "score", *BOX_COLUMNS, *FILE_COLUMNS)
+CHECKED = ("split", "is_query", "is_gallery", "noisy_label", "noisy_image")  # have a meaning in a table of images
+WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and false", "string": "texts"}
 
 
 def facts_of_index(index: Index) -> list[dict[str, Any]]:
@@ -46,13 +51,6 @@ def _listed(values: list[Any]) -> list[Any] | None:
     if any(isinstance(value, float) and not abs(value) < float("inf") for value in values):
         return None
     return sorted(values)
-
-
-MAX_NAME, MAX_TEXT = 200, 4_096  # characters of a column's name, and of a value
-INT64 = np.iinfo(np.int64)
-RESERVED = ("id", "id_of_table", "path", "score", *BOX_COLUMNS, *FILE_COLUMNS)
-CHECKED = ("split", "is_query", "is_gallery", "noisy_label", "noisy_image")  # have a meaning in a table of images
-WORDS = {"integer": "whole numbers", "floating": "numbers", "boolean": "true and false", "string": "texts"}
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

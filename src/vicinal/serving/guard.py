@@ -21,6 +21,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 HUNG_UP = 499  # no answer was sent, as the client did not wait for it
 MAX_PATH = 200
+WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 
 
 class Metrics:
@@ -78,9 +79,6 @@ def _line(scope: Any, status: int, seconds: float) -> str:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     path = printable(scope["path"][:MAX_PATH]).replace("\n", "\\n").replace("\t", "\\t")
     return f"{moment} {client} {printable(scope['method'][:16])} {path} {status} {1000 * seconds:.1f} ms"
-
-
-WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass

@@ -22,6 +22,21 @@ from vicinal.utils.errors import InputError, unreadable
 SECONDS = 10.0
 PORT = 443
 Resolve = Callable[[str], Sequence[str]]
+OPEN = ("/", "/health", "/ready")  # without a token; so are the files of the page, which asks for one
+OPEN_FOLDER = "/static/"
+VARIABLE = "VICINAL_TOKEN"
+MIN_TOKEN, MAX_TOKEN = 16, 4_096
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def addresses_of(host: str) -> list[str]:
@@ -100,22 +115,6 @@ def _is_public(address: str) -> bool:
     return mapped.is_global and not mapped.is_multicast
 
 
-OPEN = ("/", "/health", "/ready")  # without a token; so are the files of the page, which asks for one
-OPEN_FOLDER = "/static/"
-VARIABLE = "VICINAL_TOKEN"
-MIN_TOKEN, MAX_TOKEN = 16, 4_096
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
-
-
 @dataclass(frozen=True)
 class Access:
     """The rules of access to a service.
@@ -187,9 +186,6 @@ class Security:
             await problem_response(400, "Origin: it is not an address")(scope, receive, send_with_headers)
         else:
             await self.app(scope, receive, send_with_headers)
-
-
-_ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def host_name(host: str) -> str:

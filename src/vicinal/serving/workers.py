@@ -18,6 +18,8 @@ from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
 
 MAX_THUMBNAILS = 512  # that are remembered
+START_SECONDS = 120.0
+STOP_SECONDS = 2.0
 
 
 class Thumbnails:
@@ -33,10 +35,6 @@ class Thumbnails:
             while len(self._known) > MAX_THUMBNAILS:
                 self._known.popitem(last=False)
         return self._known[task]
-
-
-START_SECONDS = 120.0
-STOP_SECONDS = 2.0
 
 
 class DecodingPool:

@@ -27,6 +27,14 @@ from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils import distributed
 from vicinal.utils.devices import ieee_products, tile_elements
 
+MAX_KEPT, MAX_KEPT_TILES = 2**25, 4
+"""Similarities of a block of anchors to all centers that are kept instead of computed a second time, or more if tiles
+are large."""
+MIN_ROWS, BLOCK_ROWS = 128, 384
+"""Matrix products with fewer rows take longer per row; a block has more, as each block reads all centers."""
+BOUNDED_SCALE = 40.0
+"""Up to this scale no exponential of a cosine underflows when all are divided by the largest possible one."""
+
 
 def sum_over_anchors(anchors: Tensor, labels: Tensor, centers: ClassCenters, row_values: RowValues) -> Tensor:
     """Sum the values that `row_values` computes over all anchors; differentiable once.
@@ -175,15 +183,6 @@ class _BackwardPass:
             gradient += grad_mean @ block.anchors
         if is_last:  # while the tile is in the cache
             self.blocks.tiles.normalize_backward(gradient, units, span)
-
-
-MAX_KEPT, MAX_KEPT_TILES = 2**25, 4
-"""Similarities of a block of anchors to all centers that are kept instead of computed a second time, or more if tiles
-are large."""
-MIN_ROWS, BLOCK_ROWS = 128, 384
-"""Matrix products with fewer rows take longer per row; a block has more, as each block reads all centers."""
-BOUNDED_SCALE = 40.0
-"""Up to this scale no exponential of a cosine underflows when all are divided by the largest possible one."""
 
 
 class Block(NamedTuple):

@@ -29,6 +29,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 
+WARMUP = 10  # steps; without them a run of a few thousand would be evaluated with nearly its initial weights
+
 
 class Engine:
     """Joins the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
@@ -269,9 +271,6 @@ def _by_factor(
     for parameter in parameters:
         groups.setdefault(lr_factors.get(parameter, 1.0), []).append(parameter)
     return sorted(groups.items(), key=lambda group: group[0])
-
-
-WARMUP = 10  # steps; without them a run of a few thousand would be evaluated with nearly its initial weights
 
 
 class WeightAverage:

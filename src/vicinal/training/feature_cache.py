@@ -45,6 +45,8 @@ FEATURES_PER_PASS, IMAGES_PER_PASS = 8192, 64
 MAX_LINE = 200  # bytes of a line of checksums
 
 FeatureDtype = Literal["float32", "float16"]
+Values = npt.NDArray[np.floating]
+OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
@@ -311,10 +313,6 @@ def _write_errors(cache: Path) -> Iterator[None]:
     except OSError as error:
         reason = "no room on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise InputError(f"{cache}: cannot be written ({reason}); choose another folder by feature_cache") from error
-
-
-Values = npt.NDArray[np.floating]
-OnError = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vicinal.utils.errors import InputError
 
+_warned: WeakSet[nn.Module] = WeakSet()
+
 
 def embed_in_micro_batches(
     model: nn.Module,
@@ -217,9 +219,6 @@ def _check(model: nn.Module, micro_batch_size: object, images: Tensor | Sequence
         raise InputError(
             "embed_in_micro_batches: call it inside the module that DistributedDataParallel wraps, with the bare model"
         )
-
-
-_warned: WeakSet[nn.Module] = WeakSet()
 
 
 def _warn_of_batch_norm(model: nn.Module, micro_batch_size: int, batch_size: int) -> None:

@@ -30,6 +30,9 @@ from vicinal.utils.launch import SUPERVISOR, Launch
 
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 SAME_SECONDS = 1.0  # in which a second signal is the first one: a terminal and torchrun send one each
+MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the environment variable in which the agent names the file of a process
+INTERRUPTED = 130
 
 
 class StopRequest:
@@ -84,11 +87,6 @@ def killing_children() -> Iterator[None]:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
             process.join()
-
-
-MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the environment variable in which the agent names the file of a process
-INTERRUPTED = 130
 
 
 def needs_processes(devices: int | None) -> bool:

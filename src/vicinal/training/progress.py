@@ -21,6 +21,11 @@ from vicinal.utils.run_folder import RunFolder
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+MIN_EPOCHS, MIN_STEPS = 4, 30
+"""The default length of a run: this number of epochs, or the number that takes this many steps."""
+FIRST_STEPS = 20  # of a process, after which the duration of the run is logged
+MIN_SECONDS = 30  # of a run whose time is worth a line
+
 
 @dataclass
 class Progress:
@@ -60,10 +65,6 @@ class Progress:
             return False
         self.best, self.best_epoch, self.evaluations_since_best = score, self.epoch, 0
         return True
-
-
-MIN_EPOCHS, MIN_STEPS = 4, 30
-"""The default length of a run: this number of epochs, or the number that takes this many steps."""
 
 
 def fit_epochs(steps_per_epoch: int) -> int:
@@ -220,10 +221,6 @@ def _tensorboard(folder: Path, step: int) -> SummaryWriter | None:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-
-
-FIRST_STEPS = 20  # of a process, after which the duration of the run is logged
-MIN_SECONDS = 30  # of a run whose time is worth a line
 
 
 class ProgressDisplay:

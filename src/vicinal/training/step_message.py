@@ -12,6 +12,9 @@ from torch import Tensor
 from vicinal.utils import distributed
 from vicinal.utils.errors import NonFiniteLossError
 
+# Loss scaling halves the scale at each skipped step: after this many in a row the scale is not the cause.
+MAX_SKIPPED_STEPS = 50
+
 
 @dataclass(frozen=True)
 class StepMessage:
@@ -54,10 +57,6 @@ class StepMessage:
     def is_finite(self) -> bool:
         """Whether the loss is finite on every process: no sum with an infinity or NaN is."""
         return math.isfinite(self.loss)
-
-
-# Loss scaling halves the scale at each skipped step: after this many in a row the scale is not the cause.
-MAX_SKIPPED_STEPS = 50
 
 
 class FiniteCheck:

@@ -26,6 +26,8 @@ BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what 
 if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
     BUFFERS = "broadcast_buffers"
 
+State = dict[str, Any]
+
 
 def create_strategy(
     num_processes: int, shards_weights: bool, find_unused_parameters: bool
@@ -111,9 +113,6 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     mean = distributed.all_reduce_mean(torch.cat([part.reshape(-1) for part in parts]))
     for parameter, values in zip(trained, torch.split(mean, [part.numel() for part in parts]), strict=True):
         parameter.grad = values.view(parameter.shape)
-
-
-State = dict[str, Any]
 
 
 def sharded_losses(module: nn.Module) -> dict[str, CenterBasedLoss]:

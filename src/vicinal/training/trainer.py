@@ -39,6 +39,8 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, TrainingStoppedError, one_line
 from vicinal.utils.run_folder import TRAIN_RECALL, RunFolder
 
+WHITENING_IMAGES = 4096  # the largest number of training images whose features initialize the head
+
 
 def create_training_module(
     recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool = False
@@ -100,9 +102,6 @@ def _create_model_and_loss(recipe: Recipe, num_classes: int) -> tuple[Embedder, 
     set_up_backbone(embedder, recipe.settings)
     class_centers.create_centers(loss, num_classes, embedder.train_output_dim)
     return embedder, add_compatibility(loss, recipe.settings, num_classes, embedder.train_output_dim)
-
-
-WHITENING_IMAGES = 4096  # the largest number of training images whose features initialize the head
 
 
 class Trainer(BaseTrainer):

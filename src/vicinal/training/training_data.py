@@ -35,6 +35,9 @@ from vicinal.utils import distributed
 from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
 
+BATCH_SIZE, SAMPLES_PER_CLASS = 128, 4
+MAX_DROPPED = 0.1  # fraction of the classes that a larger number of samples per class may leave out
+
 
 def load_training_table(settings: TrainingSettings) -> Table:
     """The table that a recipe describes, with the splits and the noise of the recipe, if it can be trained on."""
@@ -188,10 +191,6 @@ class TrainLoader:
         self._loader._iterator = None
         if workers is not None:
             workers._shutdown_workers()  # a traceback would keep them alive
-
-
-BATCH_SIZE, SAMPLES_PER_CLASS = 128, 4
-MAX_DROPPED = 0.1  # fraction of the classes that a larger number of samples per class may leave out
 
 
 class BatchSize(NamedTuple):

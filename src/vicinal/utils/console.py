@@ -24,6 +24,7 @@ SECONDS_PER_LINE = 60.0
 
 BIDIRECTIONAL = {"L", "R", "AL", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """The classes of format characters that change the direction of the text after them."""
+MAX_LISTED = 20
 
 
 @cache
@@ -130,9 +131,6 @@ def _counted(items: Iterable[Item], description: str, total: int | None) -> Iter
             log(f"{description}: {number:,}{of_all} in {duration(now - begun)}")
             logged = now
         yield item
-
-
-MAX_LISTED = 20
 
 
 def shorten(text: str, max_length: int) -> str:

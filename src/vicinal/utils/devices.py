@@ -34,6 +34,7 @@ _Settings = tuple[str, dict[str, str]]  # of the older kind, and of the newer on
 _lock = threading.Lock()
 _num_open = 0  # blocks, of all threads, that need IEEE precision
 _before: _Settings = ("highest", {})  # as they were before the first of these
+_AGREES: dict[tuple[str, torch.device], bool] = {}
 
 
 def has_kernels(values: Tensor) -> bool:
@@ -53,9 +54,6 @@ def uses_kernel(values: Tensor, name: str, agrees: Callable[[torch.device], bool
     if key not in _AGREES:
         _AGREES[key] = _check(name, values.device, agrees)
     return _AGREES[key]
-
-
-_AGREES: dict[tuple[str, torch.device], bool] = {}
 
 
 def _check(name: str, device: torch.device, agrees: Callable[[torch.device], bool]) -> bool:

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 MAX_FRACTION = 0.8  # of the available memory
 CGROUP = Path("/sys/fs/cgroup")
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+SWITCH = "VICINAL_KEEP_LARGE_BLOCKS"
+OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")  # of the user, for glibc
+OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+# Parameters of mallopt in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+MAX_BLOCK = 2**30  # bytes of the largest block that is kept
+MAX_FREE = 2**31 - 1  # bytes of free memory that are kept at the end of the heap; the largest int
 
 
 def check_memory(num_bytes: int, what: str) -> None:
@@ -76,16 +83,6 @@ def _of_limits() -> list[int]:
 def _sizes(path: Path) -> dict[str, int]:
     """The sizes in a file of the kernel, with lines such as `MemFree: 12 kB`, in bytes."""
     return {name: 1024 * int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text(), re.MULTILINE)}
-
-
-SWITCH = "VICINAL_KEEP_LARGE_BLOCKS"
-OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_")  # of the user, for glibc
-OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
-
-# Parameters of mallopt in glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-MAX_BLOCK = 2**30  # bytes of the largest block that is kept
-MAX_FREE = 2**31 - 1  # bytes of free memory that are kept at the end of the heap; the largest int
 
 
 @cache

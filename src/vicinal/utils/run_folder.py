@@ -20,6 +20,11 @@ from vicinal.utils.files import check_regular_file, temporary_files, write_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+TRAIN_RECALL = "train recall@1"
+LOWEST_GAIN = "lowest gain in standard errors"  # of a refiner's guardrail metrics at any number of images per class
+MAX_LOSS = 0.5  # of such a metric, in standard errors, in an epoch that may be kept
+UPDATE_FACTOR = "update factor"  # of a refiner; not a metric
+
 
 class FileOf:
     """The path of a file in a folder, as an attribute of the class that describes the folder.
@@ -176,12 +181,6 @@ class RunFolder:
         """Files and folders that processes that were killed have left half written."""
         names = {each.name for each in vars(RunFolder).values() if isinstance(each, FileOf)}
         return [left for name in names for left in temporary_files(self.path / name)]
-
-
-TRAIN_RECALL = "train recall@1"
-LOWEST_GAIN = "lowest gain in standard errors"  # of a refiner's guardrail metrics at any number of images per class
-MAX_LOSS = 0.5  # of such a metric, in standard errors, in an epoch that may be kept
-UPDATE_FACTOR = "update factor"  # of a refiner; not a metric
 
 
 def empty_log() -> pd.DataFrame:

@@ -30,6 +30,7 @@ from vicinal.utils.run_folder import RunFolder, TrainingCost
 from vicinal.workflows.models import backbone_name
 
 METHODS = ("lora", "last_blocks", "biases_norms", "full")
+MEASURED_SECONDS = 2.0
 
 
 def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, **options: Any) -> tuple[Floats, float]:
@@ -99,9 +100,6 @@ def _training_cost(source: Path) -> TrainingCost | None:
         if run.recipe.is_file() and source in (run.path, run.model):
             return TrainingCost.load(run.training)
     return None
-
-
-MEASURED_SECONDS = 2.0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.embedded_table import Postprocessing
 
 TIMM = "timm/"
+PREFIX = "embedder."  # of the embedder's part of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -259,9 +260,6 @@ def load_refiner(path: str) -> ContextRefiner:
     from vicinal.models.refiner import ContextRefiner
 
     return ContextRefiner.from_pretrained(run.model if run.model.is_dir() else path)
-
-
-PREFIX = "embedder."  # of the embedder's part of a checkpoint
 
 
 def load_best(run: RunFolder, allow_imports: Sequence[str] = ()) -> Embedder:

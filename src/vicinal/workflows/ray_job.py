@@ -35,6 +35,9 @@ LOCAL, RUNNING = "local", "auto"
 ADDRESS = re.compile(r"(?P<host>[^:/\s]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 CONNECT_SECONDS = 5.0
 SETTINGS = {"enable_progress_bars": False, "print_on_execution_start": False}  # of Ray Data
+MAX_IMAGE_ATTEMPTS, MAX_EMBED_ATTEMPTS = 2, 5
+Block = dict[str, npt.NDArray[Any]]
+"""The columns of a block of Ray Data. Each of its rows stands for a whole batch, so that blocks cannot divide one."""
 
 
 @contextmanager
@@ -236,12 +239,6 @@ class Attempts:
         """Forget a finished task."""
         for each in what:
             self._begun.pop(each, None)
-
-
-MAX_IMAGE_ATTEMPTS, MAX_EMBED_ATTEMPTS = 2, 5
-
-Block = dict[str, npt.NDArray[Any]]
-"""The columns of a block of Ray Data. Each of its rows stands for a whole batch, so that blocks cannot divide one."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,20 @@ from typing import Literal
 from vicinal.utils.arguments import check_fraction, check_nonnegative, check_positive_integer
 from vicinal.utils.errors import InputError
 
+MAX_SEED = 2**32 - 1  # of scikit-learn
+Protocol = Literal["standard", "roxford", "rparis", "vehicle_id", "landmarks_v2", "met"]
+REVISITED: tuple[Protocol, ...] = ("roxford", "rparis")
+VEHICLE_ID: Protocol = "vehicle_id"
+BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
+    **{name: name for name in REVISITED},
+    "roxford_1m": "roxford",
+    "rparis_1m": "rparis",
+    **dict.fromkeys(("landmarks_v2", "landmarks_v2_full"), "landmarks_v2"),
+    **dict.fromkeys(("met", "met_mini"), "met"),
+    **dict.fromkeys(("vehicle_id", "vehicle_id_medium", "vehicle_id_small"), VEHICLE_ID),
+}
+Sampler = Literal["tpe", "random", "sobol"]
+
 
 @dataclass(frozen=True)
 class LocalSettings:
@@ -69,9 +83,6 @@ class CalibrationSettings:
                 raise InputError(f"{name} = {getattr(self, name)} is invalid; use one between 0 and 1")
 
 
-MAX_SEED = 2**32 - 1  # of scikit-learn
-
-
 @dataclass(frozen=True)
 class CleanSettings:
     """The options of finding errors in a dataset.
@@ -109,20 +120,6 @@ class CleanSettings:
                 raise InputError(f"{name} = {value} must be from -1 to 1")
         if not 0 <= self.seed <= MAX_SEED:
             raise InputError(f"seed = {self.seed} must be from 0 to {MAX_SEED}")
-
-
-Protocol = Literal["standard", "roxford", "rparis", "vehicle_id", "landmarks_v2", "met"]
-
-REVISITED: tuple[Protocol, ...] = ("roxford", "rparis")
-VEHICLE_ID: Protocol = "vehicle_id"
-BENCHMARK_PROTOCOLS: dict[str, Protocol] = {
-    **{name: name for name in REVISITED},
-    "roxford_1m": "roxford",
-    "rparis_1m": "rparis",
-    **dict.fromkeys(("landmarks_v2", "landmarks_v2_full"), "landmarks_v2"),
-    **dict.fromkeys(("met", "met_mini"), "met"),
-    **dict.fromkeys(("vehicle_id", "vehicle_id_medium", "vehicle_id_small"), VEHICLE_ID),
-}
 
 
 @dataclass(frozen=True)
@@ -190,9 +187,6 @@ class EvaluationSettings:
             ('vehicle_id', 'standard')
         """
         return self.protocol or BENCHMARK_PROTOCOLS.get(source, "standard")
-
-
-Sampler = Literal["tpe", "random", "sobol"]
 
 
 @dataclass(frozen=True)

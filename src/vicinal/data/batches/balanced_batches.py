@@ -16,6 +16,8 @@ import pandas as pd
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
+ClassSampling = Literal["by_size", "uniform", "exhaustive"]
+
 
 def check_labels(labels: npt.NDArray[np.generic], name: str = "label") -> None:
     """Raise InputError unless labels are integers, or all text; pandas says that a label is missing."""
@@ -188,7 +190,6 @@ def assign_to_batches(keys: Integers, num_batches: int, rng: np.random.Generator
     return positions + np.arange(len(rounds)) * num_batches
 
 
-ClassSampling = Literal["by_size", "uniform", "exhaustive"]
 DRAWS: dict[ClassSampling, Callable[..., Integers]] = {
     "by_size": batches_by_size,
     "uniform": uniform_batches,

@@ -14,6 +14,8 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 
+Names = tuple[object, ...]
+
 
 class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     """Balanced hierarchical sampling: a batch consists of sub-batches, each with classes of one coarse class.
@@ -197,9 +199,6 @@ def _check_hierarchy(
         coarse = np.unique(coarse_labels[rows]).tolist()
         if len(coarse) > 1:
             raise InputError(f"class {str(name)!r} has the coarse labels {coarse[0]} and {coarse[1]}; a class has one")
-
-
-Names = tuple[object, ...]
 
 
 def _merge_small(

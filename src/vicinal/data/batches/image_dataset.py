@@ -32,6 +32,11 @@ CPU_BATCH = 8
 """Images that a CPU embeds at a time: the activations of more do not stay in its caches."""
 
 Loaded = TypeVar("Loaded")
+Pixels: TypeAlias = tuple[Tensor, dict[int, str]]
+"""The pixels of readable images, uint8 `[b, channels, height, width]`, and the errors of the others by their rows."""
+Values = TypeVar("Values", Tensor, Floats)
+Mapped: TypeAlias = tuple[Floats, dict[int, str]]
+"""The result of a function for the readable images of a batch, and the errors of the others by their rows."""
 
 
 class UnreadableImageError(InputError):
@@ -172,12 +177,6 @@ def _in_threads(function: Callable[[int], Loaded], rows: range) -> Iterator[Load
         yield from track(pool.map(function, rows), "reading images", total=len(rows))
 
 
-Pixels: TypeAlias = tuple[Tensor, dict[int, str]]
-"""The pixels of readable images, uint8 `[b, channels, height, width]`, and the errors of the others by their rows."""
-
-Values = TypeVar("Values", Tensor, Floats)
-
-
 @dataclass(frozen=True)
 class EmbeddedBatch:
     """The embeddings, float32 `[b, dim]`, of the readable ones of consecutive rows, and the errors of the others.
@@ -260,10 +259,6 @@ def without_unreadable(dataset: ImageDataset, batches: Iterable[tuple[Values, di
     errors: dict[int, InputError] = {}
     yield from skip_unreadable(batches, errors)
     dataset.leave_out(errors)
-
-
-Mapped: TypeAlias = tuple[Floats, dict[int, str]]
-"""The result of a function for the readable images of a batch, and the errors of the others by their rows."""
 
 
 def map_pixels(

@@ -22,6 +22,34 @@ from vicinal.utils.errors import InputError
 from vicinal.utils.files import DIGESTS, cache_folder, changed_file, replace_folder, write_digests
 
 TABLE = "table.csv"
+MAX_NAMES = 8  # of files that a message lists
+Count = tuple[int | None, int | None]
+"""Numbers of images and classes; None for a number that is not published."""
+_VEHICLES: list[Count] = [(110_178, 13_134), (113_346, 13_164)]  # the paper, and the list that is handed out
+COUNTS: dict[str, dict[str, Count | list[Count]]] = {
+    "cub": {"train": (5_864, 100), "test": (5_924, 100)},
+    "cars": {"train": (8_054, 98), "test": (8_131, 98)},
+    "sop": {"train": (59_551, 11_318), "test": (60_502, 11_316)},
+    "in_shop": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
+    "in_shop_highres": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
+    "inaturalist_2018": {"train": (325_846, 5_690), "test": (136_093, 2_452)},
+    "mini_inaturalist_2021": {"train": (250_150, 5_003), "test": (249_850, 4_997)},
+    "vehicle_id": {"train": _VEHICLES, "test": (None, 2_400)},
+    "vehicle_id_medium": {"train": _VEHICLES, "test": (None, 1_600)},
+    "vehicle_id_small": {"train": _VEHICLES, "test": (None, 800)},
+    "mnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "fashion_mnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "kmnist": {"train": (60_000, 10), "test": (10_000, 10)},
+    "grocery": {"train": (2_179, 31), "val": (642, 10), "test": (1_234, 20)},
+    "sfm_120k": {"train": (91_642, None), "val": (6_403, None)},
+    "landmarks_v2": {"train": (1_580_470, 81_313)},
+    "landmarks_v2_full": {"train": (4_132_914, 203_094)},
+    "landmarks_v2_retrieval": {"test": (761_757 + 1_129, None)},
+    "met": {"train": (397_121, 224_408)},
+    "cars98n": {"train": (9_558, 98)},
+    "food_101n": {"test": (51_000, 51)},
+}
+"""The published numbers of images and classes in each split of a benchmark; a list if there are several versions."""
 
 
 def writable_root(root: Path, benchmark: str) -> Path:
@@ -102,9 +130,6 @@ def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str
         raise InputError(f"{path}: not a sound zip archive ({error}); download it again") from None
 
 
-MAX_NAMES = 8  # of files that a message lists
-
-
 def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence[str], hint: str) -> tuple[Path, str]:
     """Find the folder of a benchmark and the first of its markers in it.
 
@@ -137,37 +162,6 @@ def _content(folder: Path, root: Path) -> str:
         return f"{name} cannot be read ({(error.strerror or str(error)).lower()})"
     more = f" and {len(entries) - MAX_NAMES} more" if len(entries) > MAX_NAMES else ""
     return f"{name} holds {', '.join(entries[:MAX_NAMES]) + more if entries else 'nothing'}"
-
-
-Count = tuple[int | None, int | None]
-"""Numbers of images and classes; None for a number that is not published."""
-
-_VEHICLES: list[Count] = [(110_178, 13_134), (113_346, 13_164)]  # the paper, and the list that is handed out
-
-COUNTS: dict[str, dict[str, Count | list[Count]]] = {
-    "cub": {"train": (5_864, 100), "test": (5_924, 100)},
-    "cars": {"train": (8_054, 98), "test": (8_131, 98)},
-    "sop": {"train": (59_551, 11_318), "test": (60_502, 11_316)},
-    "in_shop": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
-    "in_shop_highres": {"train": (25_882, 3_997), "test": (26_830, 3_985)},
-    "inaturalist_2018": {"train": (325_846, 5_690), "test": (136_093, 2_452)},
-    "mini_inaturalist_2021": {"train": (250_150, 5_003), "test": (249_850, 4_997)},
-    "vehicle_id": {"train": _VEHICLES, "test": (None, 2_400)},
-    "vehicle_id_medium": {"train": _VEHICLES, "test": (None, 1_600)},
-    "vehicle_id_small": {"train": _VEHICLES, "test": (None, 800)},
-    "mnist": {"train": (60_000, 10), "test": (10_000, 10)},
-    "fashion_mnist": {"train": (60_000, 10), "test": (10_000, 10)},
-    "kmnist": {"train": (60_000, 10), "test": (10_000, 10)},
-    "grocery": {"train": (2_179, 31), "val": (642, 10), "test": (1_234, 20)},
-    "sfm_120k": {"train": (91_642, None), "val": (6_403, None)},
-    "landmarks_v2": {"train": (1_580_470, 81_313)},
-    "landmarks_v2_full": {"train": (4_132_914, 203_094)},
-    "landmarks_v2_retrieval": {"test": (761_757 + 1_129, None)},
-    "met": {"train": (397_121, 224_408)},
-    "cars98n": {"train": (9_558, 98)},
-    "food_101n": {"test": (51_000, 51)},
-}
-"""The published numbers of images and classes in each split of a benchmark; a list if there are several versions."""
 
 
 def check_complete(name: str, table: Table, folder: Path) -> Table:

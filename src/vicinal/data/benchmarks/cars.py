@@ -16,6 +16,18 @@ from vicinal.utils.console import log
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.files import check_regular_file
 
+NUM_CLASSES = 196
+LAST_TRAINING_CLASS = 98
+NAMES = ("cars", "cars196", "Cars196", "CARS196", "stanford_cars")
+FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class")
+HINT = (
+    "get car_ims with cars_annos.mat, or cars_train and cars_test with devkit and cars_test_annos_withlabels.mat, or "
+    "car_data with names.csv, anno_train.csv and anno_test.csv, for example from Kaggle, and put them there"
+)
+LISTS = ("CARSN_train.csv", "datalist/CARSN_train.csv")
+IMAGES = "img_v3"
+PATH = re.compile(rf"(?:.*/)?{IMAGES}/([0-9]{{1,3}})/([^/]+)")
+
 
 def read_annotations(path: Path, image_field: str) -> list[Row]:
     """Read the records of the struct array `annotations`: their positions, from 1, and the wanted fields as text."""
@@ -41,16 +53,6 @@ def read_annotations(path: Path, image_field: str) -> list[Row]:
 def _text(value: object) -> str:
     number = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
     return f"{number:.15g}" if isinstance(number, float) else str(number)
-
-
-NUM_CLASSES = 196
-LAST_TRAINING_CLASS = 98
-NAMES = ("cars", "cars196", "Cars196", "CARS196", "stanford_cars")
-FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class")
-HINT = (
-    "get car_ims with cars_annos.mat, or cars_train and cars_test with devkit and cars_test_annos_withlabels.mat, or "
-    "car_data with names.csv, anno_train.csv and anno_test.csv, for example from Kaggle, and put them there"
-)
 
 
 def cars(root: str | Path | None = None) -> Table:
@@ -136,11 +138,6 @@ LAYOUTS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "anno_train.csv": _read_class_folders,
 }
 """The file that each layout is known by, and its reader."""
-
-
-LISTS = ("CARSN_train.csv", "datalist/CARSN_train.csv")
-IMAGES = "img_v3"
-PATH = re.compile(rf"(?:.*/)?{IMAGES}/([0-9]{{1,3}})/([^/]+)")
 
 
 def cars98n(root: str | Path | None = None) -> Table:

@@ -18,6 +18,17 @@ from vicinal.utils.files import read_bytes
 
 Row = tuple[int, list[str]]
 """The number of a line, from 1, and its fields."""
+MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    ("__builtin__", "bytes"),
+    ("builtins", "bytes"),
+    *((module, name) for module in MULTIARRAY for name in ("_reconstruct", "scalar")),
+    *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
+}
+MAX_DEPTH = 100  # of nested values
 
 
 def read_list(
@@ -99,19 +110,6 @@ def read_json(path: Path) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error})") from None
-
-
-MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
-ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-    ("__builtin__", "bytes"),
-    ("builtins", "bytes"),
-    *((module, name) for module in MULTIARRAY for name in ("_reconstruct", "scalar")),
-    *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
-}
-MAX_DEPTH = 100  # of nested values
 
 
 def read_plain_pickle(path: Path) -> Any:

@@ -20,6 +20,8 @@ from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import cache_folder, check_regular_file
 
 UNSIGNED_BYTE = 8  # the code of the type in the header
+PARTS = {"train": "train", "test": "t10k"}  # how the names of the files of each split begin
+FORMS = ("{}-{}-idx{}-ubyte", "{}-{}.idx{}-ubyte")  # of their names, as published and as some archives have them
 
 
 def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
@@ -41,10 +43,6 @@ def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
         size = " x ".join(map(str, shape))
         raise InputError(f"{path}: not the {size} bytes that its header says; the copy is partial or damaged")
     return np.frombuffer(data, np.uint8).reshape(shape)
-
-
-PARTS = {"train": "train", "test": "t10k"}  # how the names of the files of each split begin
-FORMS = ("{}-{}-idx{}-ubyte", "{}-{}.idx{}-ubyte")  # of their names, as published and as some archives have them
 
 
 def mnist(root: str | Path | None = None) -> Table:

@@ -23,6 +23,9 @@ from vicinal.utils.errors import InputError, import_extra, one_line
 
 QUERY_NAMES = ("query", "queries")
 COLUMNS = ("query-id", "corpus-id", "score")
+SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of save_to_disk
+SIDES = ("corpus", "query")
+HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
 def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
@@ -117,11 +120,6 @@ def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: st
                 "another; that is not a relevance of classes, which is all that can be read"
             )
     return np.where(labels < 0, np.arange(corpus_size), labels), np.array(firsts, dtype=np.int64)
-
-
-SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder of save_to_disk
-SIDES = ("corpus", "query")
-HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 
 Others are left to Pillow: CMYK, whose inks may be inverted, and color as gray, of which Pillow takes another average.
 """
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+"""The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
+MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
+TURNED = range(2, 9)  # orientations of EXIF other than upright
+SIDEWAYS = range(5, 9)  # those that swap width and height
 
 
 def decode_pixels(
@@ -59,14 +66,6 @@ def _simplejpeg() -> ModuleType | None:
         return None
     return simplejpeg
 
-
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
-"""The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
-MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
-HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
-TURNED = range(2, 9)  # orientations of EXIF other than upright
-SIDEWAYS = range(5, 9)  # those that swap width and height
 
 # Pillow warns above 89 million pixels; here MAX_PIXELS holds, which is an error.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

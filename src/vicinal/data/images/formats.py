@@ -20,6 +20,7 @@ UNREAD_SUFFIXES = (
 )
 HEIF_SUFFIXES = (".heic", ".heif")
 HEIF_NEEDS = "HEIC needs the package pillow-heif: pip install 'vicinal[heif]', or convert to JPEG"
+MIN_READS, BYTES_PER_READ = 20_000, 100  # GIF, which has the smallest parts of all formats, needs one per 128 bytes
 
 
 @cache
@@ -40,9 +41,6 @@ def is_image_file(path: str | Path) -> bool:
     """Whether the name ends like that of an image file."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix in IMAGE_SUFFIXES or (suffix in HEIF_SUFFIXES and reads_heif())
-
-
-MIN_READS, BYTES_PER_READ = 20_000, 100  # GIF, which has the smallest parts of all formats, needs one per 128 bytes
 
 
 class CountedFile(io.BufferedReader):

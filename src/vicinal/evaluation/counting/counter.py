@@ -16,6 +16,8 @@ from vicinal.utils.devices import uses_kernel
 from vicinal.utils.threads import run_parts
 
 PIECES_PER_THREAD = 4
+MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
+MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
 
 
 class Counter:
@@ -68,10 +70,6 @@ class Counter:
         cuts = np.unique(np.linspace(0, queries, PIECES_PER_THREAD * threads + 1).astype(np.int64) // LANES * LANES)
         cuts[-1] = queries
         run_parts(partial(kernel, tile, self._counts), cuts.tolist(), threads)
-
-
-MAX_SCORES = 2**22  # compared at a time; each takes some 60 bytes of device memory
-MAX_KERNEL_POSITIVES = 256  # of a query, up to which comparing all is faster than a binary search
 
 
 class DeviceCounter:

@@ -22,6 +22,8 @@ MIN_SCORES_PER_SEARCH = 24  # in a row; if fewer scores than that are above the 
 MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
 INTERVALS_PER_POSITIVE = 16
 FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the same score
+EXCLUDED_KEY = np.iinfo(np.int64).max  # ranks after everything
+MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 but its sign
 
 
 class Workspace(NamedTuple):
@@ -245,10 +247,6 @@ def _compare(score: np.float32, row: int, low: int, high: int, positives: QueryC
         positives.is_tied[low] = True
     elif low > 0 and scores[low - 1] == score:
         positives.is_tied[low - 1] = True
-
-
-EXCLUDED_KEY = np.iinfo(np.int64).max  # ranks after everything
-MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 but its sign
 
 
 @compiled

@@ -23,6 +23,8 @@ GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
+MAX_TOGETHER = 64  # positives of a query, up to which those of many queries are sorted at once, in a copy
+TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have about as much to do
 
 
 class Positives(NamedTuple):
@@ -209,9 +211,6 @@ def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
     return np.repeat(pairs.queries, lengths), pairs.gallery[_ranges(pairs.offsets, lengths)]
 
 
-MAX_TOGETHER = 64  # positives of a query, up to which those of many queries are sorted at once, in a copy
-
-
 def _sort_each(keys: Integers, starts: Integers) -> None:
     """Sort the keys of each query in place; those of a query begin at its start."""
     numbers = np.diff(starts)
@@ -220,9 +219,6 @@ def _sort_each(keys: Integers, starts: Integers) -> None:
     for number in np.unique(numbers[(numbers > 1) & (numbers <= MAX_TOGETHER)]):
         places = starts[:-1][numbers == number, None] + np.arange(number)
         keys[places] = np.sort(keys[places], axis=1)
-
-
-TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have about as much to do
 
 
 class TotalCounts(NamedTuple):

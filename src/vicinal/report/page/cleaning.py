@@ -33,6 +33,43 @@ from vicinal.report.page.markup import (
 from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
 
+MAX_ENTRIES = 40  # of a section
+MAX_IMAGES = 60  # of a section that is one gallery
+MAX_IN_GROUP = 12
+NUM_NEIGHBORS = 3  # shown beside an image, which makes four: a row on a phone
+NUM_MEMBERS = 8  # of a cluster
+MAX_CLASSES = 200
+TITLES = {
+    "broken": "Broken files",
+    "exact_duplicate": "Exact duplicates",
+    "near_duplicate": "Near duplicates",
+    "label_error": "Probable label errors",
+    "small_class": "Class sizes",
+    "outlier": "Outliers",
+    "uninformative": "Little information",
+    "new_class": "Clusters",
+}
+COUNTED = {"small_class": "Classes of one image", "new_class": "Clusters that may be new classes"}
+LEADS = {
+    "broken": "Files that cannot be read; they have no embedding and are in no other section.",
+    "exact_duplicate": "Files of the same content.",
+    "near_duplicate": "Images with similar embeddings and, if there are image files, similar pixels: re-encoded, "
+    "resized or cropped. A group is connected by pairs.",
+    "label_error": "Images whose neighbors vote for another class as confidently as they do for images of that class "
+    "(confident learning), the least confident first. Beside each its nearest neighbors.",
+    "outlier": "Images in a much sparser region than their neighbors (local outlier factor), beside their nearest "
+    "neighbors.",
+    "uninformative": "Images of few gray values, such as blank ones, glyphs and logos.",
+}
+KEYS = (
+    (("j", "k"), "next and previous image; on an image also ← and →, and ↓ and ↑ from row to row"),
+    (("x", "d"), "drop"),
+    (("r",), "relabel"),
+    (("c",), "keep: it is correct"),
+    (("u",), "undo the decision"),
+    (("Enter",), "enlarge; the keys above decide about the enlarged image too"),
+)
+
 
 class ReviewFrames(ImageFrames):
     """Frames of images that are decided about, whose rows are kept by their numbers."""
@@ -148,44 +185,6 @@ def _suggestions(frames: ReviewFrames, findings: Findings) -> dict[str, list[tup
             action = (numbers[each.row], str(each.suggestion), str(each.suggested_label))
             suggestions.setdefault(anchor(str(each.finding)), []).append(action)
     return suggestions
-
-
-MAX_ENTRIES = 40  # of a section
-MAX_IMAGES = 60  # of a section that is one gallery
-MAX_IN_GROUP = 12
-NUM_NEIGHBORS = 3  # shown beside an image, which makes four: a row on a phone
-NUM_MEMBERS = 8  # of a cluster
-MAX_CLASSES = 200
-TITLES = {
-    "broken": "Broken files",
-    "exact_duplicate": "Exact duplicates",
-    "near_duplicate": "Near duplicates",
-    "label_error": "Probable label errors",
-    "small_class": "Class sizes",
-    "outlier": "Outliers",
-    "uninformative": "Little information",
-    "new_class": "Clusters",
-}
-COUNTED = {"small_class": "Classes of one image", "new_class": "Clusters that may be new classes"}
-LEADS = {
-    "broken": "Files that cannot be read; they have no embedding and are in no other section.",
-    "exact_duplicate": "Files of the same content.",
-    "near_duplicate": "Images with similar embeddings and, if there are image files, similar pixels: re-encoded, "
-    "resized or cropped. A group is connected by pairs.",
-    "label_error": "Images whose neighbors vote for another class as confidently as they do for images of that class "
-    "(confident learning), the least confident first. Beside each its nearest neighbors.",
-    "outlier": "Images in a much sparser region than their neighbors (local outlier factor), beside their nearest "
-    "neighbors.",
-    "uninformative": "Images of few gray values, such as blank ones, glyphs and logos.",
-}
-KEYS = (
-    (("j", "k"), "next and previous image; on an image also ← and →, and ↓ and ↑ from row to row"),
-    (("x", "d"), "drop"),
-    (("r",), "relabel"),
-    (("c",), "keep: it is correct"),
-    (("u",), "undo the decision"),
-    (("Enter",), "enlarge; the keys above decide about the enlarged image too"),
-)
 
 
 def overview_section(findings: Findings, sections: Sequence[Section]) -> Section:

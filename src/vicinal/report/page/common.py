@@ -23,6 +23,12 @@ from vicinal.utils.console import counted
 
 SIDE = 10_000  # coordinates are whole numbers from 0 to this
 LEAD = "The embeddings in two dimensions (t-SNE): near points are similar images, distances between groups say little. "
+MAX_BINS = 40  # of class sizes
+SIMILARITIES_LEAD = (
+    "How similar two images of one class are, and two of different classes; the less these overlap, the better."
+)
+MAX_HUBS = 12
+MAX_PAIRS = 24
 
 
 def map_section(
@@ -65,9 +71,6 @@ def _nearest_is_match(neighbors: QueryNeighbors) -> Integers:
     queries = neighbors.with_positives()
     match[queries.queries] = queries.same_class[:, 0]
     return match
-
-
-MAX_BINS = 40  # of class sizes
 
 
 def summary(evaluation: Evaluation) -> str:
@@ -124,11 +127,6 @@ def _statistics_row(name: str, part: Statistics) -> list[str]:
     return [name, f"{part.num_images:,}", *sizes, *coarse, *map(percent, part.noise.values())]
 
 
-SIMILARITIES_LEAD = (
-    "How similar two images of one class are, and two of different classes; the less these overlap, the better."
-)
-
-
 def similarities_section(similarities: PairSimilarities) -> Section | None:
     """Histograms of positive and of negative pairs; None if there are no pairs of a kind."""
     chart = similarities_figure(similarities)
@@ -149,9 +147,6 @@ def similarities_figure(similarities: PairSimilarities) -> Markup | None:
     )
     numbers = bins_table("% of the pairs, by similarity", x_name, histogram.edges, groups, ".3f")
     return figure(histogram_chart(histogram.edges, groups, x_name, y_name, text), text, numbers)
-
-
-MAX_HUBS = 12
 
 
 def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
@@ -176,9 +171,6 @@ def _hub(frames: ImageFrames, row: int, count: int, same_class_fraction: float) 
     if frames.table.has("label"):
         text += f", {percent(same_class_fraction)} of them of its class"
     return frames.frame(row, "plain", f"{count:,} lists", text)
-
-
-MAX_PAIRS = 24
 
 
 def duplicates_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:

@@ -51,6 +51,11 @@ from vicinal.utils.arrays import Integers
 from vicinal.utils.errors import InputError
 from vicinal.utils.files import write_bytes
 
+BEST = "★"
+MAX_UNBROKEN = 22  # characters of a name that is kept in one line
+CHANGES_LEAD = "Largest changes first."
+MAX_CHANGES = 10  # queries that got better, and as many that got worse
+
 
 def write_comparison_page(
     path: str | Path,
@@ -202,10 +207,6 @@ class EvaluatedEmbeddings(NamedTuple):
     num_left_out: int = 0
 
 
-BEST = "★"
-MAX_UNBROKEN = 22  # characters of a name that is kept in one line
-
-
 def differences_section(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable) -> Section:
     """Every metric that all sets have; below each value its interval.
 
@@ -304,10 +305,6 @@ def _difference(first: pd.Series, other: pd.Series) -> Markup:
     verdict = element("span", word, class_=f"verdict {kind}")
     p_value = "" if pd.isna(other.p_value) else f" · p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{other.p_value:.2g}"
     return element("span", f"{change} ", verdict, element("br"), element("small", text, p_value, class_="ends"))
-
-
-CHANGES_LEAD = "Largest changes first."
-MAX_CHANGES = 10  # queries that got better, and as many that got worse
 
 
 def changes_section(

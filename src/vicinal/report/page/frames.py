@@ -25,6 +25,10 @@ KEY = f"{MATCH} solid green: of the query's class · {MISMATCH} dashed red: of a
 MAX_NEIGHBORS = 8  # shown of a query
 PHONE_FRAMES = 4  # beside each other on a phone: a query and three neighbors; see the style sheet
 MAX_LABEL_LENGTH = 36  # characters below an image
+LARGE, SMALL = 320, 96  # longer side in pixels: of images that can be enlarged, and of images on the map only
+MAX_BYTES = 11 * 2**20  # of all thumbnails in base 64, so that a page stays below 15 MB
+QUALITY, MIN_SIDE = 75, 16
+NUM_THREADS = 4
 
 
 class ImageFrames:
@@ -147,12 +151,6 @@ def entry(text: object, *content: Markup) -> Markup:
 def entry_list(entries: Iterable[Markup], *, side_by_side: bool = False) -> Markup:
     """Entries below each other, or as many beside each other as there is room for."""
     return element("ul", *entries, class_="rows beside" if side_by_side else "rows")
-
-
-LARGE, SMALL = 320, 96  # longer side in pixels: of images that can be enlarged, and of images on the map only
-MAX_BYTES = 11 * 2**20  # of all thumbnails in base 64, so that a page stays below 15 MB
-QUALITY, MIN_SIDE = 75, 16
-NUM_THREADS = 4
 
 
 def image_labels(table: Table) -> list[str]:

@@ -17,6 +17,18 @@ from markupsafe import escape
 from vicinal.data.table import Table
 from vicinal.utils.console import counted
 
+VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # elements without an end tag
+TEMPLATES = Environment(
+    loader=PackageLoader("vicinal.report.page"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+STYLE = "page.css"
+SCRIPTS = ("theme.js", "matching_patches.js", "page.js", "map.js")
+
 
 def header_line(*parts: str | None) -> str:
     """The parts that are known, in a line."""
@@ -70,17 +82,6 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     if len(set(short)) < len(names):
         short = [without_home(name) for name in names]
     return dict(zip(names, short, strict=True))
-
-
-VOID = frozenset({"img", "input", "br", "meta", "link", "hr", "wbr"})  # elements without an end tag
-TEMPLATES = Environment(
-    loader=PackageLoader("vicinal.report.page"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 
 
 def render(template: str, **values: object) -> Markup:
@@ -188,10 +189,6 @@ def _attribute(name: str, value: object) -> Markup | None:
     if value is None or value is False:
         return None
     return Markup(" {}").format(name) if value is True else Markup(' {}="{}"').format(name, str(value))
-
-
-STYLE = "page.css"
-SCRIPTS = ("theme.js", "matching_patches.js", "page.js", "map.js")
 
 
 def document(

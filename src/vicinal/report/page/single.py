@@ -63,6 +63,16 @@ from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
 
+NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
+MAX_CLASSES = 200  # in the table
+MIN_CLASSES, NUM_BINS = 20, 20  # of a histogram
+MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
+MAX_MATRIX_CLASSES = 16  # of a matrix
+TITLE = "Confusions between classes"
+NUM_VOTES, MIN_VOTES = 5, 3
+MAX_ERRORS = 12
+NUM_QUERIES = 24
+
 
 def write_page(
     path: str | Path,
@@ -155,9 +165,6 @@ def write_page(
     write_bytes(path, document(title, line, groups, {"map": map_data, "images": images, **frames.data()}))
 
 
-NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
-
-
 def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: Evaluation, seed: int) -> Section:
     """The worst queries, and folded the best and some others; one query per class as long as there are classes."""
     labels, metric = frames.table.labels, query_metric(evaluation)
@@ -192,10 +199,6 @@ def _query_text(label: str, row: int, evaluation: Evaluation) -> str:
     return f"{text} · first match at rank {rank:,}" if rank else text
 
 
-MAX_CLASSES = 200  # in the table
-MIN_CLASSES, NUM_BINS = 20, 20  # of a histogram
-
-
 def classes_section(evaluated: Table, evaluation: Evaluation) -> Section:
     """The weakest classes and, if there are many classes, a histogram of all."""
     scores = class_scores(evaluation, evaluated)
@@ -227,11 +230,6 @@ def _weakest(scores: pd.DataFrame, recall: str, metric: str) -> Markup:
     caption = f"The {len(shown):,} weakest of {len(scores):,} classes" if len(shown) < len(scores) else "All classes"
     columns = ("class", "queries", recall, f"{recall}, from 0 to 100 %", metric)
     return tall(table(caption, columns, lines, (1, 2, 4)))
-
-
-MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
-MAX_MATRIX_CLASSES = 16  # of a matrix
-TITLE = "Confusions between classes"
 
 
 def confusions_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
@@ -287,10 +285,6 @@ def _example(frames: ImageFrames, pair: Any) -> Markup:
     return entry(f"{pair.label} → {pair.nearest_label}", frame_list(images))
 
 
-NUM_VOTES, MIN_VOTES = 5, 3
-MAX_ERRORS = 12
-
-
 def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
     """The most certain errors, each with the neighbors that agree on another class."""
     errors = label_errors(neighbors, NUM_VOTES, MIN_VOTES)
@@ -310,9 +304,6 @@ def label_errors_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sect
     ]
     shown_errors = entry_list(entries, side_by_side=True) if entries else None
     return section("label-errors", "Probable label errors", lead, shown_errors)
-
-
-NUM_QUERIES = 24
 
 
 def write_unlabeled_page(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
 State = Literal["complete", "ended early", "failed", "running"]
+STATES = ("complete", "ended early", "failed", "running")
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,6 @@ def shown_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-STATES = ("complete", "ended early", "failed", "running")
 
 
 def write_study_page(

@@ -40,6 +40,9 @@ from vicinal.utils.errors import IndexExistsError, InputError
 if TYPE_CHECKING:
     from vicinal.retrieval.index.engines import Engine
 
+MIN_PENDING, MAX_PENDING_FRACTION = 1_000, 0.05  # vectors of changes after which new vector files are written
+READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files between the reading of their names and theirs
+
 
 def build_state(
     vectors: Array,
@@ -92,10 +95,6 @@ def fill_engine(engine: Engine, vectors: UnitVectors, folder: Path | None) -> Na
     else:
         engine.add(vectors)
     return names
-
-
-MIN_PENDING, MAX_PENDING_FRACTION = 1_000, 0.05  # vectors of changes after which new vector files are written
-READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files between the reading of their names and theirs
 
 
 class SharedState:

@@ -17,6 +17,8 @@ from vicinal.retrieval.scores import Array, UnitVectors, check_chunk_size, check
 from vicinal.utils.arrays import Booleans, Floats, Integers
 from vicinal.utils.errors import InputError
 
+BLOCK_QUERIES = 256  # queries whose increments are merged at a time
+
 
 @dataclass(frozen=True)
 class SequentialReranking(Reranking):
@@ -58,9 +60,6 @@ class SequentialReranking(Reranking):
 
     def __repr__(self) -> str:
         return f"{self.refinement!r}, then {self.reranking!r}"
-
-
-BLOCK_QUERIES = 256  # queries whose increments are merged at a time
 
 
 def rerank(

@@ -12,6 +12,8 @@ from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.errors import InputError
 from vicinal.utils.launch import Launch
 
+EPOCHS = {"hint": "max_steps ends a run within an epoch"}  # for messages about values such as 0.5
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
@@ -78,9 +80,6 @@ class Validation:
             check_metric("validation.metric", self.metric)
         require(self.every >= 1, "validation.every", self.every, "at least 1 epoch")
         require(self.patience is None or self.patience >= 1, "validation.patience", self.patience, "at least 1")
-
-
-EPOCHS = {"hint": "max_steps ends a run within an epoch"}  # for messages about values such as 0.5
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ crops or random numbers.
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
 CHOSEN = ("batch_size", "samples_per_class", "epochs", "optimizer.lr", "model.backbone", "precision")
 """The settings that suit data and machine where they are not given."""
+SMALL_BACKBONE = "mobilenetv4_conv_small"
+"""The default backbone without a GPU: on a CPU it trains about ten times as fast as ResNet-50."""
+TRANSFORMER_LR = 3e-5
+"""The default learning rate of vision transformers, as papers fine-tune them; that of other networks ruins them."""
+_NETWORK = {"backbone", "backbone_args", "head_whitening"}  # settings that name a network or suit only one
 
 
 class BaseRecipe(ABC):
@@ -259,15 +264,6 @@ def _flattened(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in config.items():
         flat |= _flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-SMALL_BACKBONE = "mobilenetv4_conv_small"
-"""The default backbone without a GPU: on a CPU it trains about ten times as fast as ResNet-50."""
-
-TRANSFORMER_LR = 3e-5
-"""The default learning rate of vision transformers, as papers fine-tune them; that of other networks ruins them."""
-
-_NETWORK = {"backbone", "backbone_args", "head_whitening"}  # settings that name a network or suit only one
 
 
 class Recipe(BaseRecipe):

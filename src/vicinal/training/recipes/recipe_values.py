@@ -32,6 +32,11 @@ PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
 """Type -> the types of its values in YAML."""
 
 LISTS, MAPPINGS = (list, tuple, collections.abc.Sequence), (dict, collections.abc.Mapping)
+LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")
+LOSS = (
+    "the loss: `class_path`, a class of `vicinal.losses`, or your own with `--allow_import`, and `init_args`; on the "
+    "command line its name, and its arguments below it, such as --loss.margin"
+)
 
 
 class Setting(NamedTuple):
@@ -241,13 +246,6 @@ def _described(kind: Any) -> str:
     if get_origin(kind) is dict:
         return f"a mapping, each value {inner[-1]}"
     return ", or ".join(inner) or str(kind)
-
-
-LAST_GROUPS = ("optimizer.lr_factors", "fine_tuning", "sample_selection", "data.noise")
-LOSS = (
-    "the loss: `class_path`, a class of `vicinal.losses`, or your own with `--allow_import`, and `init_args`; on the "
-    "command line its name, and its arguments below it, such as --loss.margin"
-)
 
 
 class SettingText(NamedTuple):

@@ -13,6 +13,13 @@ from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
 DEFAULT_LOSS = "NTXentLoss"
+NO_AUGMENTATION: dict[str, Any] = {
+    "scale": (1.0, 1.0),
+    "ratio": (1.0, 1.0),
+    "flip": 0.0,
+    "color_jitter": 0.0,
+    "rotation": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -271,15 +278,6 @@ class TrainingSettings(BaseSettings):
     @property
     def launch(self) -> Launch:
         return check_launch(self.devices, self.num_nodes)
-
-
-NO_AUGMENTATION: dict[str, Any] = {
-    "scale": (1.0, 1.0),
-    "ratio": (1.0, 1.0),
-    "flip": 0.0,
-    "color_jitter": 0.0,
-    "rotation": 0.0,
-}
 
 
 def check_frozen_settings(settings: TrainingSettings) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from vicinal.data.table import Table
     from vicinal.training.recipes.recipe import Recipe
 
+ALL, FINAL = "all", "final"
+"""The names of the tables of a grid, and of the training on all training classes."""
+
 
 @dataclass(frozen=True)
 class StudyFolder:
@@ -157,10 +160,6 @@ def open_study(
         else:
             folder.create(given, settings, tables)
     return given
-
-
-ALL, FINAL = "all", "final"
-"""The names of the tables of a grid, and of the training on all training classes."""
 
 
 def load_study_table(recipe: Recipe) -> Table:

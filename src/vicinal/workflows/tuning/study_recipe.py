@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 FORMS = "{log: [low, high]}, {range: [low, high]}, with a step: if wanted, or a list of choices"
 WORDS = frozenset({"log", "range", "choices", "step"})
+DATA = (
+    *("source", "root", "path_column", "label_column", "train_list"),
+    *("fractions", "val_images", "classes", "split_column", "order", "redivide"),
+)
+"""The settings of `data` that say which images are in which split. The runs of a study read a table instead."""
+FOREIGN = ("data.noise.foreign", "data.noise.foreign_root")
+MACHINE = ("devices", "num_nodes", "accelerator")
+FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "seed", *MACHINE)
+"""The settings that a study cannot vary, as its runs have the same images, are compared, and share the devices."""
 
 
 @dataclass(frozen=True)
@@ -155,18 +164,6 @@ def _read_choices(key: str, given: Mapping[str, Any]) -> Choices:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-DATA = (
-    *("source", "root", "path_column", "label_column", "train_list"),
-    *("fractions", "val_images", "classes", "split_column", "order", "redivide"),
-)
-"""The settings of `data` that say which images are in which split. The runs of a study read a table instead."""
-
-FOREIGN = ("data.noise.foreign", "data.noise.foreign_root")
-MACHINE = ("devices", "num_nodes", "accelerator")
-FIXED = (*(f"data.{name}" for name in DATA), *FOREIGN, "validation.metric", "seed", *MACHINE)
-"""The settings that a study cannot vary, as its runs have the same images, are compared, and share the devices."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ GENERATION = "x_vectors_"  # followed by the name of a generation: the column of
 ENCODER = "x_codes_"  # followed by the name of an encoder: the column of its local features, after an upgrade
 OWN = (VECTOR, CODES)  # columns of Vicinal; `id` of a table of images has another name already
 MAX_BYTES = 63  # of a name; PostgreSQL cuts longer ones
+MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves
+HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
 
 
 def column_key(name: str) -> str:
@@ -76,10 +78,6 @@ def vector_column(generation: str | None) -> str:
 
 def codes_column(encoder: str | None) -> str:
     return CODES if encoder is None else ENCODER + encoder
-
-
-MAX_HNSW_DIM = 2_000  # of pgvector's indexes of vectors; longer ones are indexed as halves
-HALF_RESCORE = 2  # candidates per neighbor of a graph of halves
 
 
 def index_query(
