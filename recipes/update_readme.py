@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from vicinal.cli.train import read_header, recipe_files, recipe_title
+from vicinal.cli.recipes import read_header, recipe_files, recipe_title
 from vicinal.training.recipes.recipe_file import RecipeFile
 
 FOLDER = Path(__file__).parent

@@ -14,7 +14,7 @@ from tests.data.benchmarks.published import WRITERS, accept_small, write_image
 from tests.data.benchmarks.published_more import MORE_WRITERS, accept_small_more
 from tests.training.refiner_runs import save_clusters
 from vicinal.cli.main import main
-from vicinal.cli.train import read_header, recipe_files
+from vicinal.cli.recipes import read_header, recipe_files
 from vicinal.data import Table
 from vicinal.retrieval import PCAWhitening
 from vicinal.training import Recipe, RefinerRecipe

@@ -17,7 +17,8 @@ from tests.models.refiner_reference import PAPER
 from tests.refusals import refused_call
 from vicinal.data import ImageTransform, Table
 from vicinal.export import ExportSettings, export_model, open_exported
-from vicinal.export.conversion import read_onnx, save_openvino, to_fp16, to_int8
+from vicinal.export.conversion import read_onnx, save_openvino, to_fp16
+from vicinal.export.quantization import to_int8
 from vicinal.models import ContextRefiner, Embedder
 from vicinal.retrieval import refine
 from vicinal.utils.errors import InputError

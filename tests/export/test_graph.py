@@ -12,10 +12,10 @@ from onnx import helper
 from tests.models.refiner_reference import trained
 from vicinal.data import Table
 from vicinal.export import ExportSettings, OnnxEmbedder
-from vicinal.export.conversion import BiasCorrection, to_int8
 from vicinal.export.exporter import _calibration_batches
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable
 from vicinal.export.parity import check_shapes
+from vicinal.export.quantization import BiasCorrection, to_int8
 from vicinal.models import Embedder
 from vicinal.retrieval import refine
 from vicinal.utils.errors import InputError

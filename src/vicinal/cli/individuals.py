@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vicinal.cli import inputs
@@ -129,16 +130,10 @@ def identify(arguments: Arguments) -> None:
     inputs.check_index(arguments.index)
     inputs.check_source(arguments.source)
     inputs.check_embedding(arguments)
-    for flag, suffix in (("csv", ".csv"), ("page", ".html")):
-        file = getattr(arguments, flag)
-        if file is not None and not file.lower().endswith(suffix):
-            raise InputError(f"--{flag} {file}: name a file ending in {suffix}")
-    if arguments.csv is not None and os.path.exists(arguments.csv):
-        check_not_decided(arguments.csv)
+    _check_output(arguments)
     import numpy as np
 
-    from vicinal.data.cleaning_decisions import common_folder
-    from vicinal.retrieval import Index, enrolled_photos
+    from vicinal.retrieval import Index
     from vicinal.retrieval import identify as identify_photos
     from vicinal.workflows.calibration_places import warn_of_larger_gallery
     from vicinal.workflows.individuals import identification_text, is_undecided
@@ -154,22 +149,36 @@ def identify(arguments: Arguments) -> None:
     embedded = embed(np.flatnonzero(is_left))
     found = identify_photos(index, embedded.vectors, embedded.table, min_score=arguments.min_score)
     if arguments.page is not None:
-        from vicinal.report.page.proposals import write_proposals_page
-
-        words = ["vicinal", "enroll", arguments.index, "--source", arguments.source, "--decisions", "decisions.csv"]
-        gallery, folder = enrolled_photos(index)[1], common_folder(table.paths) if table.has("path") else None
-        write_proposals_page(arguments.page, found, embedded.table, gallery, command=shlex.join(words), folder=folder)
-        log(f"wrote {arguments.page}")
+        _write_page(arguments, found, embedded.table, index, table)
     paths = embedded.table.image_keys if embedded.table.has("path") else [f"row {row}" for row in found.index]
     found.insert(0, "path", paths)
     if arguments.csv is not None:
-        from pathlib import Path
-
         from vicinal.data.table_files import write_table
 
         write_table(Path(arguments.csv), found.assign(decision=""))
         log(f"wrote {arguments.csv}")
     print_result(_records(found) if arguments.json else identification_text(found))
+
+
+def _check_output(arguments: Arguments) -> None:
+    for flag, suffix in (("csv", ".csv"), ("page", ".html")):
+        file = getattr(arguments, flag)
+        if file is not None and not file.lower().endswith(suffix):
+            raise InputError(f"--{flag} {file}: name a file ending in {suffix}")
+    if arguments.csv is not None and os.path.exists(arguments.csv):
+        check_not_decided(arguments.csv)
+
+
+def _write_page(arguments: Arguments, found: pd.DataFrame, identified: Table, index: ImageIndex, photos: Table) -> None:
+    """Write the page on which the user decides about the identified ones of some photos."""
+    from vicinal.data.cleaning_decisions import common_folder
+    from vicinal.report.page.proposals import write_proposals_page
+    from vicinal.retrieval import enrolled_photos
+
+    words = ["vicinal", "enroll", arguments.index, "--source", arguments.source, "--decisions", "decisions.csv"]
+    gallery, folder = enrolled_photos(index)[1], common_folder(photos.paths) if photos.has("path") else None
+    write_proposals_page(arguments.page, found, identified, gallery, command=shlex.join(words), folder=folder)
+    log(f"wrote {arguments.page}")
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, object]]:

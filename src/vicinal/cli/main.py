@@ -17,11 +17,12 @@ from vicinal.cli.calibrate import add_calibrate, calibrate
 from vicinal.cli.compatibility import adapt, add_adapt
 from vicinal.cli.data import add_clean, add_data, clean, data
 from vicinal.cli.embed import add_embed, add_whiten, embed, whiten
-from vicinal.cli.evaluate import add_evaluate, add_report, evaluate, report
+from vicinal.cli.evaluate import add_evaluate, evaluate
 from vicinal.cli.flags import Arguments, Parser, fail, print_result, with_dashes_replaced
 from vicinal.cli.index import INDEX_VERBS, delete, index
 from vicinal.cli.individuals import add_enroll, add_identify, enroll, identify
 from vicinal.cli.models import add_export, add_models, export, models
+from vicinal.cli.report import add_report, report
 from vicinal.cli.search import add_search, add_serve, search, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune

@@ -76,16 +76,11 @@ def search(arguments: Arguments) -> None:
     reranking: Any = inputs.read_reranking(arguments)
     if arguments.patches is not None and arguments.rerank != "local":
         raise InputError("--patches draws what --rerank local finds; give that too")
-    from vicinal.retrieval import Index, match_images, search_images
-    from vicinal.workflows.calibration_places import warn_of_larger_gallery
+    from vicinal.retrieval import Index
 
     index = Index.load(arguments.index)
     reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
-    has_minimum = arguments.min_score is not None or arguments.min_probability is not None
-    find: Callable[..., Sequence[SearchResult]] = search_images
-    if has_minimum or (index.match_calibration is not None and reranking is None):
-        warn_of_larger_gallery(arguments.index, index)
-        find = partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
+    find = _search_function(arguments, index, is_reranked=reranking is not None)
     found: list[SearchResult] = []
     local: LocalSearch | None = None
     pairs: list[MatchedPair] = []
@@ -114,6 +109,20 @@ def search(arguments: Arguments) -> None:
     if arguments.grid:
         _draw(found, arguments.grid)
     print_result([each.to_dict() for each in found] if arguments.json else "\n\n".join(map(str, found)))
+
+
+def _search_function(
+    arguments: Arguments, index: ImageIndex, is_reranked: bool
+) -> Callable[..., Sequence[SearchResult]]:
+    """The function that searches the index: with probabilities if it is calibrated, without matches below a minimum."""
+    from vicinal.retrieval import match_images, search_images
+    from vicinal.workflows.calibration_places import warn_of_larger_gallery
+
+    has_minimum = arguments.min_score is not None or arguments.min_probability is not None
+    if not has_minimum and (index.match_calibration is None or is_reranked):
+        return search_images
+    warn_of_larger_gallery(arguments.index, index)
+    return partial(match_images, min_score=arguments.min_score, min_probability=arguments.min_probability)
 
 
 def _local_search(arguments: Arguments, index: ImageIndex, model: object) -> LocalSearch:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
+    from vicinal.evaluation.array_protocol import evaluate_arrays
     from vicinal.evaluation.benchmark_protocols import evaluate_listed_positives, evaluate_met, evaluate_vehicle_id
     from vicinal.evaluation.bootstrap import confidence_intervals, paired_differences
     from vicinal.evaluation.calibration import calibrate, operating_points
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         coarse_columns,
         count_noisy_labels,
         evaluate,
-        evaluate_arrays,
         query_gallery_rows,
     )
     from vicinal.evaluation.ranking import level_ranks, positive_ranks

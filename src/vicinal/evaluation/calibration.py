@@ -78,20 +78,9 @@ def calibrate(
         >>> calibration.accepts([0.5, 0.95]), calibration.probability([0.5, 0.95])
         (array([False,  True]), array([0., 1.]))
     """
-    thresholds.check_rate("false_accept_rate", false_accept_rate)
-    if threshold_by not in ("rate", "bound"):
-        raise InputError(f"threshold_by = {threshold_by!r} is unknown; use rate or bound")
-    if not 0 <= unknown_fraction <= 1:
-        raise InputError(f"unknown_fraction = {unknown_fraction} is invalid; use one from 0 to 1")
-    if resampling.resample_by != "classes":
-        raise InputError("a calibration is for other classes; resample classes, not queries")
+    _check_settings(false_accept_rate, unknown_fraction, threshold_by, resampling)
     scores = scores or open_set_scores(embeddings, table, score, pooling)
-    num_classes = len(np.unique(scores.unknown_classes))
-    if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
-        raise InputError(
-            f"queries of {num_classes} classes are too few to calibrate with; use at least {MIN_CLASSES}, two of them "
-            "with two images or more"
-        )
+    num_classes = _check_classes(scores)
     classes = thresholds.effective_classes(scores.unknown_classes)
     level, rate = resampling.confidence_level, false_accept_rate
     if threshold_by == "bound":
@@ -121,6 +110,27 @@ def calibrate(
         pooling=pooling,
         cluster_threshold=cluster_threshold(embeddings[queries], table.take(queries)),
     )
+
+
+def _check_settings(rate: float, unknown_fraction: float, threshold_by: str, resampling: Resampling) -> None:
+    thresholds.check_rate("false_accept_rate", rate)
+    if threshold_by not in ("rate", "bound"):
+        raise InputError(f"threshold_by = {threshold_by!r} is unknown; use rate or bound")
+    if not 0 <= unknown_fraction <= 1:
+        raise InputError(f"unknown_fraction = {unknown_fraction} is invalid; use one from 0 to 1")
+    if resampling.resample_by != "classes":
+        raise InputError("a calibration is for other classes; resample classes, not queries")
+
+
+def _check_classes(scores: OpenSetScores) -> int:
+    """Check that there are enough classes, and return the number of those of the unknown queries."""
+    num_classes = len(np.unique(scores.unknown_classes))
+    if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
+        raise InputError(
+            f"queries of {num_classes} classes are too few to calibrate with; use at least {MIN_CLASSES}, two of them "
+            "with two images or more"
+        )
+    return num_classes
 
 
 def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:

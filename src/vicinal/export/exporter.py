@@ -22,6 +22,7 @@ from vicinal.export.exported_embedder import ExportedEmbedder, open_exported
 from vicinal.export.graph import ExportGraph, GalleryRefiner, exportable, other_size, resized_transform
 from vicinal.export.onnx_embedder import runtime_options
 from vicinal.export.parity import AFTER, BEFORE, ParityReport
+from vicinal.export.quantization import to_int8
 from vicinal.export.settings import SUFFIXES, ExportSettings
 from vicinal.models.embedder import Embedder
 from vicinal.models.inputs import image_batches
@@ -173,7 +174,7 @@ def _write_model(graph: ExportGraph, work: Path, path: Path, fingerprint: str, c
     _check_exact(graph, lambda images: session.run(None, {"images": images})[0])
     if settings.precision == "int8" and calibration is not None:
         converted = work / "int8.onnx"
-        conversion.to_int8(exact, converted, _calibration_batches(graph, calibration))
+        to_int8(exact, converted, _calibration_batches(graph, calibration))
     elif settings.precision == "fp16":
         converted = work / "fp16.onnx"
         conversion.to_fp16(exact, converted)

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from vicinal.report.matching_patches import MatchedPair, draw_matching_patches
     from vicinal.report.page.cleaning import write_cleaning_page
     from vicinal.report.page.comparison import write_comparison_page
+    from vicinal.report.page.labeled import write_page
     from vicinal.report.page.proposals import write_proposals_page
-    from vicinal.report.page.single import write_page, write_unlabeled_page
     from vicinal.report.page.study import StudyTrial, write_study_page
+    from vicinal.report.page.unlabeled import write_unlabeled_page
     from vicinal.report.plots import depth_curve, depth_curves, learning_curves, training_against_test
 
 __all__ = [
