@@ -52,6 +52,7 @@ class Question:
         training_images: whether training images are scored too, to see how much a method overfits.
         dataset: the name of a regime: omniglot or grocery, or from ImageNet weights emoji, grocery_imagenet or nyala.
         own_dataset: that of the file, in whose name it is kept.
+        split: on whose classes the methods are scored: test, or val while choices are still made.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Question:
     training_images: bool = False
     dataset: str = "omniglot"
     own_dataset: str = "omniglot"
+    split: str = "test"
 
     @property
     def folder(self) -> str:
@@ -101,7 +103,8 @@ class Question:
         conditions = {each: settings or {} for each, settings in values.get("conditions", {"": {}}).items()}
         reference = values.get("reference")
         settings, training = values.get("settings", {}), values.get("training_images", False)
-        return cls(name, settings, methods, trials, reference, conditions, training, dataset, own_dataset)
+        split = values.get("split", "test")
+        return cls(name, settings, methods, trials, reference, conditions, training, dataset, own_dataset, split)
 
 
 def _values(name: str) -> dict[str, Any]:

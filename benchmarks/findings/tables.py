@@ -22,14 +22,14 @@ Found = dict[str, list[Evaluation]]  # method -> the scores of its seeds
 
 def print_tables(runs: Runs) -> None:
     """A table for each condition, and of several conditions one that has them all."""
-    found = {condition: evaluations(runs, condition) for condition in runs.question.conditions}
+    found = {condition: evaluations(runs, condition, runs.question.split) for condition in runs.question.conditions}
     for condition, methods in found.items():
         _print_condition(runs, condition, methods)
     if len(found) > 1:
         _print_overview(runs, found)
 
 
-def evaluations(runs: Runs, condition: str, split: str = "test") -> Found:
+def evaluations(runs: Runs, condition: str, split: str) -> Found:
     """The scores of the finished runs of each method on the classes of a split."""
     found = {method: runs.of(method, condition) for method in runs.question.methods}
     return {
@@ -41,7 +41,7 @@ def evaluations(runs: Runs, condition: str, split: str = "test") -> Found:
 
 def draw(runs: Runs, path: Path) -> None:
     """Draw recall@1 on test images against that on training images, a point for each run."""
-    train, test = evaluations(runs, "", "train"), evaluations(runs, "")
+    train, test = evaluations(runs, "", "train"), evaluations(runs, "", runs.question.split)
     rows = [
         {"method": method, "train": on_train.metrics["recall@1"], "test": on_test.metrics["recall@1"]}
         for method in test
@@ -53,7 +53,7 @@ def draw(runs: Runs, path: Path) -> None:
 def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     if not found:
         return
-    test = runs.start.table.subset("test")
+    test = runs.start.table.subset(runs.question.split)
     reference = runs.question.reference if runs.question.reference in found else next(iter(found))
     means = {method: mean_evaluation(each) for method, each in found.items()}
     means[NOT_TRAINED] = _not_trained(runs, test)
