@@ -147,7 +147,7 @@ class ForwardCorrection(Loss):
 def estimate_transition(probabilities: Tensor, quantile: float = 1.0) -> Tensor:
     """Estimate the transition matrix from the class probabilities of a model trained on the noisy labels.
 
-    Row i is the probabilities of the image that is most probably of class i, which should be without doubt:
+    Row i holds the probabilities of the image that is most probably of class i, which should be a clear case:
 
         T_ij = p(label j | x_i),   x_i = argmax_x p(label i | x).
 
@@ -156,7 +156,7 @@ def estimate_transition(probabilities: Tensor, quantile: float = 1.0) -> Tensor:
 
     Args:
         probabilities: float [images, C] of training images, whose labels are not needed.
-        quantile: of the probabilities of class i over the images, whose image is x_i (the next lower one); 1: the
+        quantile: x_i is the image at this quantile of the probabilities of class i (the next lower one); 1: the
             maximum. With C classes of equal size it should not be below 1 - 1 / C.
 
     Returns:

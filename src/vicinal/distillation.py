@@ -45,8 +45,8 @@ class S2SD(Loss):
 
     where `S[a]` are the similarities of an anchor to all samples of the batch, itself included. The g_i are computed
     from the pooled features of the backbone, by heads of two linear layers with a ReLU, each with a loss of its own.
-    Distillation has no gradient with respect to g_i and features, and that of the features starts after
-    `feature_warmup` calls. Nothing of this is left in the trained model: heads belong to the loss and its checkpoints.
+    Distillation has no gradient with respect to g_i and features; distillation from the features starts after
+    `feature_warmup` calls. The heads belong to the loss and its checkpoints, not to the trained model.
 
     The KL divergence from target to embedding and its mean over anchors are those of the authors' published code; the
     paper writes a sum. The features are those that the model pools, so `pooling: avg+max` gives the paper's variant
@@ -192,7 +192,7 @@ def distillation(source: PairSource, targets: Sequence[PairSource], temperature:
     Args:
         source: n anchors and c references.
         targets: the same anchors and references in other spaces.
-        temperature: that the similarities are divided by before the softmax.
+        temperature: divides the similarities before the softmax.
     """
     if source.is_empty:
         return zero_loss(source)

@@ -180,7 +180,7 @@ def _is_small(source: PairSource) -> bool:
 
 
 def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dict[str, Tensor]:
-    """The first dimensions of all class centers in a loss, by name; those that move by themselves are copies."""
+    """The first dimensions of all class centers in a loss, by name; those that are moving averages are copied."""
     cut = {}
     for prefix, part in loss.named_modules():
         own = part.named_parameters(recurse=False) if isinstance(part, CenterBasedLoss) else ()

@@ -82,7 +82,7 @@ class CrossBatchMemory(Loss):
         parts = self.loss.parts(source if self.calls < self.warmup else extended)
         if self.training:
             assert extended.reference_labels is not None
-            # No further than needed, because torch.compile makes a new graph for every number.
+            # Stops at `warmup`, because torch.compile makes a new graph for every number.
             self.calls = min(self.calls + 1, self.warmup)
             self.embeddings = extended.references.detach()[-self.size :]
             self.labels = extended.reference_labels[-self.size :]

@@ -148,8 +148,8 @@ def _distinct_pairs(sizes: Tensor, counts: Tensor, choice: Tensor, rotation: Ten
     The pairs of a class are numbered, placed on a circle and divided, from a random start, into as many intervals as
     pairs are wanted. One pair of each interval is drawn, so all pairs are equally likely.
 
-    Members are numbered from class to class. `choice`, in [0, 1), chooses a pair from its interval, and `rotation`,
-    likewise, of the first pair of each class where its intervals start.
+    Members are numbered from class to class. `choice`, in [0, 1), chooses a pair from its interval; `rotation`, in
+    [0, 1), read at the first pair of each class, chooses where its intervals start.
     """
     class_of_pair = torch.arange(len(sizes)).repeat_interleave(counts)
     first_of_class = (counts.cumsum(0) - counts)[class_of_pair]

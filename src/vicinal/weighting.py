@@ -200,7 +200,7 @@ class LossWeights(nn.Module, WeightingRule):
     """Gives pairs the weights that a loss gives them.
 
     `WeightedPairLoss(LossWeights(loss))` has the gradient of the loss, if both have the same reduction, "sum" or
-    "anchors", but another value. For a triplet loss, recall@k, Smooth-AP or SupAP torch.compile cannot compile it.
+    "anchors", but another value. torch.compile cannot compile it for a triplet loss, recall@k, Smooth-AP or SupAP.
 
     Args:
         loss: its `row_values` and its miner are used, its reduction is not, and its parameters are not learned.

@@ -39,8 +39,8 @@ class Clusters:
             - `similarity`: the mean cosine similarity of its images to that mean.
             - `label`: its most frequent label; an empty text without labels.
             - `label_fraction`: the fraction of its images that have this label; NaN without labels.
-            - `is_candidate`: whether it may be a class that is not in the table: no label is that of more than half of
-              its images, or there are no labels.
+            - `is_candidate`: whether it may be a class that is not in the table: no label is on more than half of its
+              images, or there are no labels.
     """
 
     assignments: Integers
@@ -54,8 +54,8 @@ def clusters(
 
     Without a number of clusters, HDBSCAN finds the smallest dense regions, and leaves images between
     them without a cluster (Campello, Moulavi & Sander, "Density-Based Clustering Based on Hierarchical Density
-    Estimates", PAKDD 2013). Of more than 20,000 images, which would take it too long, mini-batch k-means makes one
-    cluster per 50 images.
+    Estimates", PAKDD 2013). For more than 20,000 images HDBSCAN would take too long, so mini-batch k-means makes
+    one cluster per 50 images.
 
     Args:
         embeddings: float [rows, dim]; they are normalized.
@@ -65,7 +65,7 @@ def clusters(
         seed: of k-means.
 
     Raises:
-        InputError: other numbers of rows, or a number that is invalid.
+        InputError: numbers of rows differ, or a number is invalid.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))

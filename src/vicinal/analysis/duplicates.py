@@ -27,7 +27,7 @@ DUPLICATE_SIMILARITY = 0.999
 MIN_SIMILARITY = 0.95  # of embeddings, where pixels are compared too
 MIN_PIXEL_SIMILARITY = 0.85
 MIN_COARSE_SIMILARITY = 0.7  # of 8 x 8 pixels; of photos of groceries one pair in a thousand is above it by chance
-MIN_WEAK_SIMILARITY = 0.7  # of embeddings, of pairs that are found by their pixels: a model may not see through a crop
+MIN_WEAK_SIMILARITY = 0.7  # of embeddings, of pairs that are found by their pixels: a model may not recognize a crop
 MIN_CLEAR_PIXEL_SIMILARITY = 0.9
 COARSE_SIDE = 8
 MIN_TURNED_SIMILARITY = 0.95  # of the pixels of whole images, one of which is turned or mirrored
@@ -48,7 +48,7 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
         threshold: cosine similarity above which two images count as duplicates.
 
     Returns:
-        One row per pair, the most similar pair first; a pair that is found twice is there once:
+        One row per pair, the most similar pair first; a pair that is found twice is listed once:
 
         - `first`, `second`: rows of the table, the lower one first.
         - `similarity`: their cosine similarity.
@@ -80,7 +80,7 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
 
 
 def exact_duplicates(table: Table) -> pd.DataFrame:
-    """Find images whose files have the same content; with bounding boxes, those of the same box too.
+    """Find images whose files have the same content; if there are bounding boxes, these must be equal too.
 
     Only files of the same size are read. Files that do not exist are left out.
 
@@ -117,10 +117,10 @@ def duplicate_groups(
 ) -> pd.DataFrame:
     """Find groups of images that are nearly the same, by comparing all pairs exactly, in bounded memory.
 
-    Two images are a pair if their embeddings are similar and, with thumbnails, their pixels too: of similar products
-    many have nearly the same embedding. With thumbnails, pairs are found by them too, since the embeddings of an image
-    and of a crop or a smaller copy of it may differ: their pixels must be the same more clearly, and the embeddings
-    similar by 0.7. The groups are the connected components of these pairs, so that two images of
+    Two images are a pair if their embeddings are similar and, with thumbnails, their pixels too: many similar
+    products have nearly the same embedding. Thumbnails also find pairs by themselves, since the embeddings of an image
+    and of a crop or a smaller copy of it may differ: such pairs need more similar pixels, and a similarity of
+    embeddings of 0.7. The groups are the connected components of these pairs, so that two images of
     one group need not be a pair themselves. Time grows with the square of the number of images, memory linearly.
 
     Args:
@@ -142,7 +142,7 @@ def duplicate_groups(
         - `is_contradiction`: whether images of the group have different labels.
 
     Raises:
-        InputError: other numbers of rows, or NaN or infinity in an embedding.
+        InputError: numbers of rows differ, or NaN or infinity in an embedding.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"], "split": ["train", "test", "test"]}))
@@ -238,8 +238,8 @@ def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers
     """Compute the largest correlation of two images, whole with whole or whole with a part of the other.
 
     It is the normalized cross-correlation of gray values, which neither brightness nor contrast changes. One image,
-    reduced, is moved over the other: it is near 1 for images that were re-encoded, resized, or cropped by up to a
-    fifth of each side. Pairs whose whole thumbnails are correlated by less than 0.2 are not compared in parts.
+    reduced, is moved over the other. The result is near 1 for images that were re-encoded, resized, or cropped by up
+    to a fifth of each side. Pairs whose whole thumbnails are correlated by less than 0.2 are not compared in parts.
 
     Args:
         thumbnails: uint8 [images, side, side], as of :func:`image_facts`.

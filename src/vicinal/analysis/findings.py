@@ -37,7 +37,7 @@ class Findings:
         broken: images that cannot be read: `row`, `error`.
         exact_duplicates: as of :func:`exact_duplicates`.
         near_duplicates: as of :func:`duplicate_groups`, without groups of equal files alone; with `is_burst`, whether
-            the images of the group were taken at different times, as their EXIF data say: no copies, but a series.
+            the images of the group were taken at different times, as their EXIF data say: a series, not copies.
         label_errors: as of :func:`confident_label_errors`; empty without labels.
         outliers: as of :func:`outliers`.
         uninformative: as of :class:`ImageFacts`.
@@ -80,7 +80,7 @@ class Findings:
         Returns:
             Columns: `finding`, a name of `counts`; `group` of duplicates and clusters, else missing; `row`; `path`,
             followed by the bounding box of rows that have one, and `label`, if the table has them; `score`, whose
-            meaning is the finding's; `message`; `suggestion` (`drop`, `relabel` or empty) with `suggested_label`;
+            meaning depends on the finding; `message`; `suggestion` (`drop`, `relabel` or empty) with `suggested_label`;
             `decision` and `new_label`, which are empty:
             :func:`~vicinal.data.apply_decisions` reads them.
         """
@@ -140,10 +140,10 @@ def find_problems(
     Args:
         embeddings: float [n, dim].
         table: the images.
-        facts: of the same table, as :func:`image_facts` returns them; None: nothing is said about pixels, and near
+        facts: of the same table, as :func:`image_facts` returns them; None: pixels are not examined, and near
             duplicates are found by embeddings alone.
         embedded_rows: int64 [n], the rows of the table that have an embedding, ascending; None: all.
-        num_neighbors: of each image, from which label errors and outliers are told.
+        num_neighbors: of each image, by which label errors and outliers are detected.
         min_similarity: the least cosine similarity of near duplicates; None takes 0.95, and 0.995 without facts.
         min_pixel_similarity: the least correlation of their pixels.
         min_outlier_factor: the least local outlier factor of outliers.
@@ -200,7 +200,7 @@ def _in_table(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
 
 
 def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
-    """The groups that are not only one file several times, renumbered."""
+    """The groups that consist of more than copies of one file, renumbered."""
     files = np.arange(num_rows)
     files[exact["row"]] = exact.groupby("group")["row"].transform("min")
     num_files = pd.Series(files[near["row"]]).groupby(near["group"]).transform("nunique").to_numpy()

@@ -37,7 +37,7 @@ def photo_quality(embeddings: Array, table: Table, rows: Integers | None = None)
         tenth of the median sharpness), or more similar to another identity than to its own.
 
     Raises:
-        InputError: other numbers of rows, or no labels.
+        InputError: numbers of rows differ, or no labels.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["Ada", "Ada", "Bo"]}))

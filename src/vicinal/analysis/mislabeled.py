@@ -16,8 +16,8 @@ EPSILON = 1e-6  # by which a probability may miss its threshold, as in cleanlab
 def label_errors(neighbors: QueryNeighbors, num_votes: int = 5, min_votes: int = 3) -> pd.DataFrame:
     """Find queries whose nearest neighbors are all of one other class: their label is probably wrong.
 
-    The `num_votes` nearest neighbors must agree. Of a class with fewer gallery images all must be among the nearest,
-    and at least `min_votes` of them. Queries that cannot find any image of their own class are left out.
+    The `num_votes` nearest neighbors must agree. If their class has fewer gallery images, at least `min_votes`, all of
+    these must be the nearest. Queries that cannot find any image of their own class are left out.
 
     Reference: Wilson, "Asymptotic Properties of Nearest Neighbor Rules Using Edited Data", 1972, which removes samples
     that the majority of their neighbors disagrees with; here the neighbors must be unanimous.
@@ -99,13 +99,13 @@ def class_probabilities(neighbors: QueryNeighbors) -> csr_array:
 def confident_label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     """Find queries whose label is probably wrong: another class is as probable as it is for images of that class.
 
-    The threshold of a class is the mean probability of that class over the images labeled so. An image is counted in
-    the confident joint under the most probable class whose threshold it reaches. It is an error if that is not its
-    label, nor its label the most probable class of all.
+    The threshold of a class is the mean probability of that class over the images with that label. An image is counted
+    in the confident joint under the most probable class whose threshold it reaches. Its label is an error if it is
+    neither that class nor the most probable class of all.
 
     Reference: Northcutt, Jiang & Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels", JAIR 2021,
     equations 1 and 2; the errors are the off-diagonals of the confident joint (section 3.2, method 2). Probabilities
-    are those of :func:`class_probabilities`. The same errors as those of cleanlab's
+    are those of :func:`class_probabilities`. These are the errors of cleanlab's
     `find_label_issues(filter_by="confident_learning")`.
 
     Args:

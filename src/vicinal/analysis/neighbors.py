@@ -29,7 +29,7 @@ class QueryNeighbors:
 
     Attributes:
         table: the images and their labels, if there are any; every row number below is a row of this table.
-        queries: int64 [q], rows of the queries, ascending. Queries that no gallery image is left for are not included.
+        queries: int64 [q], rows of the queries, ascending. Queries without a gallery image to find are not included.
         gallery: int64 [g], rows of the gallery, ascending.
         scores: float32 [q, k], the cosine similarities of the neighbors to the query, or the scores of a re-ranking.
         ids: int64 [q, k], rows of the neighbors.
@@ -177,7 +177,7 @@ class Hubness:
 
 
 def hubness(neighbors: QueryNeighbors) -> Hubness:
-    """Count in how many queries' lists of nearest neighbors each gallery image is.
+    """Count how many queries have each gallery image among their nearest neighbors.
 
     Reference: Radovanović et al., "Hubs in Space: Popular Nearest Neighbors in High-Dimensional Data", JMLR 2010:
     k-occurrences, their skewness, hubs and antihubs.
@@ -207,7 +207,7 @@ def hubness(neighbors: QueryNeighbors) -> Hubness:
 
 
 def confusions(neighbors: QueryNeighbors) -> pd.DataFrame:
-    """Count the pairs of two classes in which the nearest image of a query of the one is of the other.
+    """Count, for each pair of classes, the queries of the one whose nearest image is of the other.
 
     Queries that cannot find any image of their own class are left out.
 

@@ -29,10 +29,10 @@ def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.Da
 
     Distances are 1 - cosine similarity. The reachability distance of an image from a neighbor is at least the distance
     of that neighbor to its own k-th neighbor; the local density is 1 over the mean reachability distance; the factor is
-    the mean density of the neighbors over one's own: about 1 in the midst of a cluster of any density.
+    the mean density of the neighbors over the image's own: about 1 in the midst of a cluster of any density.
 
-    A group of more than k alike images is a cluster and not found, nor are images that the model maps into the midst of
-    others, as models do that know few kinds of images.
+    A group of more than k similar images is a cluster and not found, nor are images that the model maps into the midst
+    of others, as a model that knows few kinds of images does.
 
     Reference: Breunig et al., "LOF: Identifying Density-Based Local Outliers", SIGMOD 2000, definitions 5 to 7.
 

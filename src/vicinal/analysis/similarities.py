@@ -70,8 +70,8 @@ def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, 
     Args:
         embeddings: float [rows, dim].
         table: one row per embedding, with labels, and perhaps queries and gallery.
-        num_pairs: how many pairs of each kind to draw; pairs of which none of the kind was drawn are left out, such as
-            positive pairs of a class with one image.
+        num_pairs: how many pairs of each kind to draw; fewer result where none of the kind is found, such as a positive
+            pair of a class with one image.
         seed: of the random generator.
 
     Example:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_source(arguments: Arguments) -> None:
-    """Raise InputError for flags that contradict each other and for what does not exist; before anything slow."""
+    """Raise InputError for flags that contradict each other and for missing inputs; before anything slow."""
     kind = getattr(arguments, "kind", None)
     _check_local(arguments)
     if getattr(arguments, "rescore", None) is not None and not kind:
@@ -63,7 +63,7 @@ def build_index(arguments: Arguments) -> None:
 
 
 def _check_local(arguments: Arguments) -> None:
-    """Raise InputError if local features are asked for that cannot be stored, or their options without them."""
+    """Raise InputError if requested local features cannot be stored, or if only their options are given."""
     weight = getattr(arguments, "local", None)
     if weight is None:
         return inputs.check_local(arguments, is_used=False, needed="--local")
@@ -91,7 +91,7 @@ def _local_encoder(arguments: Arguments, embedded: EmbeddedTable) -> LocalEncode
 
 
 def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> None:
-    """Store the local features that are missing: of new images, and those that a killed build left out."""
+    """Store the missing local features, of new images and of images that a killed build left out."""
     from vicinal.retrieval import Index
 
     with Index.load(arguments.index, arguments.timeout) as index:
@@ -106,7 +106,7 @@ def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> N
 
 
 def _is_built_in_batches(arguments: Arguments) -> bool:
-    """Whether an index is built in batches that are saved: one of codes in a folder, of embeddings that are stored."""
+    """Whether an index is built in batches that are saved: one of codes, in a folder, from stored embeddings."""
     from vicinal.retrieval.index.kinds import DEFAULT_RESCORE
 
     is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not inputs.is_url(arguments.index)
@@ -150,14 +150,14 @@ def _root(arguments: Arguments) -> str | None:
 
 
 def holds_images(source: str) -> bool:
-    """Whether a source holds images, which are embedded here, and not embeddings."""
+    """Whether a source holds images, which are embedded here, rather than embeddings."""
     from vicinal.workflows.source import Source
 
     return Source(source).has_images
 
 
 def _reader(arguments: Arguments) -> tuple[EmbeddingReader, ContextRefiner | None]:
-    """The embedder of the source, by that of the index if it exists."""
+    """The embedder of the source; if the index exists, as the index was built."""
     from vicinal.retrieval import Index
     from vicinal.workflows.sync import index_exists
 
@@ -171,7 +171,7 @@ def _reader(arguments: Arguments) -> tuple[EmbeddingReader, ContextRefiner | Non
 
 
 def sync_images(arguments: Arguments, drop: bool) -> None:
-    """Add the new and the changed images of a source, and drop those that it does not hold any more."""
+    """Add the new and the changed images of a source, and drop images that it no longer holds."""
     from vicinal.workflows.sync import sync_index
 
     source = arguments.source

@@ -69,7 +69,7 @@ def calibrate(arguments: Arguments) -> None:
 
 
 def _gallery(gallery: str, reader: EmbeddingReader, model: str) -> EmbeddedTable:
-    """The embeddings of all images of a gallery; those that are embedded already are taken as they are."""
+    """The embeddings of all images of a gallery; stored embeddings are taken as they are."""
     from vicinal.workflows.source import Source
 
     kind = Source(gallery).kind

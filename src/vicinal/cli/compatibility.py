@@ -90,7 +90,7 @@ def check_cross(arguments: Arguments) -> None:
 
 
 def evaluate_cross(arguments: Arguments, sources: dict[str, EmbeddedTable], settings: EvaluationSettings) -> None:
-    """Print the scores across two models, and log what an upgrade without embedding anew loses."""
+    """Print the scores across two models, and log what an upgrade without embedding again loses."""
     from vicinal.retrieval import LinearAdapter
     from vicinal.workflows.compatibility import compare_across
 

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(fail(self.prog, f"{message}; `{self.prog} --help` explains", 2))
 
     def separated(self, words: Sequence[str]) -> list[str]:
-        """Words of a command line in which a flag does not take positional arguments for values that it cannot have.
+        """Separate flags from positional arguments that follow them and cannot be their values.
 
         A flag with any number of values takes all words up to the next flag: without a separator, `--intervals run`
         would be an interval called run. Words after `--` are ignored.

@@ -158,14 +158,14 @@ def upgrade(arguments: Arguments) -> None:
 
 
 def _stored(reader: EmbeddingReader, source: str) -> EmbeddedTable:
-    """Embeddings that are there already; the model of the flags embeds only what is not among them."""
+    """The stored embeddings; the model of the flags embeds only images that are not among them."""
     if holds_images(source):
         raise InputError(f"{source} holds no embeddings; `vicinal embed` makes them, with --shard on many machines")
     return replace(reader, mapped=True, model=None, weights=None, pooling=None, scales=None).embed(source)
 
 
 def _reader_before(arguments: Arguments, made_with: Mapping[str, str]) -> EmbeddingReader | None:
-    """How images were embedded before the upgrade, by the flags or else as the index says; None if it is unknown."""
+    """The embedder from before the upgrade, by the flags or else as the index says; None if it is unknown."""
     if "model" in made_with:
         inputs.use_flags_of_index(arguments, made_with, [])
     return inputs.read_embedding(arguments) if getattr(arguments, "model", None) is not None else None

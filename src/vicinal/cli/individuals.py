@@ -170,7 +170,7 @@ def _check_output(arguments: Arguments) -> None:
 
 
 def _write_page(arguments: Arguments, found: pd.DataFrame, identified: Table, index: ImageIndex, photos: Table) -> None:
-    """Write the page on which the user decides about the identified ones of some photos."""
+    """Write the page on which the user decides about the identified photos."""
     from vicinal.data.cleaning_decisions import common_folder
     from vicinal.report.page.proposals import write_proposals_page
     from vicinal.retrieval import enrolled_photos

@@ -107,7 +107,7 @@ def check_folder(name: str | None, kind: str = "model") -> None:
 
 
 def check_embedding(arguments: Arguments) -> None:
-    """Raise InputError if what embedding images needs does not exist; before anything slow is imported."""
+    """Raise InputError if a file or model for embedding images does not exist; before anything slow is imported."""
     given = vars(arguments)
     check_model(given.get("model"))
     check_folder(given.get("refiner"), "refiner")

@@ -75,7 +75,7 @@ from a folder of images to searched neighbors:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status. Without words, those of this process, which is to end then."""
+    """Run the command, and return the exit status. `argv` defaults to that of this process, which must end then."""
     status = _main(argv)
     if argv is None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C while the interpreter exits would print a traceback

@@ -79,7 +79,7 @@ def search(arguments: Arguments) -> None:
     from vicinal.retrieval import Index
 
     index = Index.load(arguments.index)
-    reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # which is for the index
+    reader, refiner = inputs.reader_for(index, arguments, arguments.queries, where=None)  # --where is for the index
     find = _search_function(arguments, index, is_reranked=reranking is not None)
     found: list[SearchResult] = []
     local: LocalSearch | None = None

@@ -130,7 +130,7 @@ def train(arguments: Arguments) -> None:
 
 
 def _started_processes(arguments: Arguments, given: dict[str, Any]) -> bool:
-    """Train in several processes if the settings want them and no launcher has started this one; whether they did."""
+    """Train in several processes if the settings want them and no launcher started this one; return whether it did."""
     from vicinal.training.processes import needs_processes, run_in_processes
     from vicinal.training.recipes.recipe_file import RecipeFile
 

@@ -16,8 +16,8 @@ from vicinal.utils.console import counted
 from vicinal.utils.errors import InputError
 from vicinal.utils.memory import check_memory, temporary_map
 
-BLOCK_NUMBERS = 2**20  # that are checked at a time
-ROW_BYTES = 64  # that each row takes at least, where its embedding is not in memory: labels, checks and results
+BLOCK_NUMBERS = 2**20  # numbers checked at a time
+ROW_BYTES = 64  # minimum memory of a row whose embedding is not in memory: labels, checks and results
 
 
 def check_trainable(table: Table) -> None:

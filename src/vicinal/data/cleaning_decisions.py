@@ -16,7 +16,7 @@ from vicinal.utils.errors import InputError, one_line
 
 
 class Vocabulary(NamedTuple):
-    """The words of the column `decision` of a file, beside none; those that need a name; and the column of the name."""
+    """The words of a file's column `decision`, which may be empty; the words that need a name; and its column."""
 
     decisions: tuple[str, ...]
     naming: tuple[str, ...]
@@ -39,9 +39,9 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
     r"""Drop and relabel the images of a table as a file says; files of images are left where they are.
 
     The file is a CSV file with the columns `decision` (`drop`, `relabel`, `keep` or empty), `new_label` for those that
-    are relabeled, and `path`: the path of an image, or its last part, such as `owl/1.jpg`, of which that below the
-    folder of all images comes first. Rows of one image are told apart by `row`, the row number from 0, which a table
-    without paths needs instead. Further columns are ignored, so that the file may be that of
+    are relabeled, and `path`: the path of an image, or its end, such as `owl/1.jpg`; a path relative to the common
+    folder of all images takes precedence. Rows of one image are told apart by `row`, the row number from 0, which a
+    table without paths needs instead. Further columns are ignored, so that the file may be that of
     `vicinal clean --csv`.
 
     Args:
@@ -52,9 +52,9 @@ def apply_decisions(table: Table, decisions: str | Path) -> Table:
         The table without the dropped rows; relabeled ones have their new label, and no coarse label is changed.
 
     Raises:
-        InputError: The file cannot be read, an image is not in the table or cannot be told from others, there are
-            several decisions about it, a decision is unknown, a new label is missing, or no image would be left; the
-            message names the line.
+        InputError: The file cannot be read, an image is not in the table or is ambiguous, there are several decisions
+            about it, a decision is unknown, a new label is missing, or no image would be left; the message names the
+            line.
 
     Example:
         >>> import tempfile
@@ -118,7 +118,7 @@ def decided_rows(
 
 
 def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
-    """Refuse a new label where nothing, or something else than to relabel, is decided."""
+    """Refuse a new label if the decision is not to relabel."""
     if "new_label" not in frame:
         return
     is_alone = (frame["new_label"].astype(str).str.strip() != "") & (frame["decision"] != "relabel")
@@ -151,7 +151,7 @@ class _Finder:
             self._rows.setdefault(_name(key), []).append(row)
 
     def __call__(self, image: str, row: str, where: str) -> int:
-        """The row of an image; `row` is asked where the same image is in several rows."""
+        """The row of an image; if several rows have the same image, `row` decides."""
         if self._keys is None:
             if not INTEGER.fullmatch(image) or not 0 <= int(image) < self._size:
                 raise InputError(f"{where}: row is {quoted(image)}; the table has {self._size} rows, numbered from 0")

@@ -42,7 +42,8 @@ Kinds = dict[str, ColumnKind]
 def column_values(column: pd.Series) -> tuple[ColumnKind, list[Any]]:
     """The kind of a column, and its values: int, float, bool, str, or None where one is missing.
 
-    Values that are not text, number or boolean, such as dates, become texts; a date has no time if that is midnight.
+    Values that are not text, number or boolean, such as dates, become texts; a date at midnight is written without the
+    time.
     """
     present = column.notna().to_numpy(dtype=bool)
     given = (column if present.all() else column[present]).astype(object).tolist()
@@ -105,7 +106,7 @@ def _are_numbers(texts: list[str]) -> bool:
 
 
 def number_of(text: str) -> int | float:
-    """The number that a text of a numeric column says."""
+    """The number in a text of a numeric column."""
     try:
         number = int(text)
     except ValueError:
@@ -114,7 +115,7 @@ def number_of(text: str) -> int | float:
 
 
 def merged_kinds(old: Mapping[str, ColumnKind], new: Mapping[str, ColumnKind]) -> Kinds:
-    """The kinds of columns after rows were added; integers beside texts become texts, beside other numbers such."""
+    """The kinds of columns after rows were added; integers become texts beside texts, and floats beside floats."""
     return {**old, **{name: _merged(name, old.get(name, kind), kind) for name, kind in new.items()}}
 
 
@@ -143,8 +144,8 @@ def converted(value: Any, kind: ColumnKind, column: str) -> Any:
 def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | float] | bool:
     """A comparison of a column of numbers with a number, by a number of the column's own kind.
 
-    Databases round one of both sides where integers meet floats; a comparison within a kind is exact. If the result is
-    the same for every value, it is returned in place of the sign and the number.
+    When integers are compared with floats, databases round one side; a comparison within a kind is exact. If the result
+    is the same for every value, it is returned in place of the sign and the number.
 
     Example:
         >>> exact_comparison("integer", "<", 2.5), exact_comparison("integer", ">", 2**63)
@@ -167,7 +168,7 @@ def exact_comparison(kind: str, sign: str, value: float) -> tuple[str, int | flo
 
 
 def _between(sign: str, below: float) -> tuple[str, float] | bool:
-    """A comparison with a number that the column cannot have, by the next smaller one that it can have."""
+    """A comparison with a number that the column cannot hold, by the next smaller number that it can hold."""
     if sign in ("==", "!="):
         return sign == "!="
     return ("<=" if "<" in sign else ">"), below

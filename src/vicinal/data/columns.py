@@ -27,12 +27,12 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-"""The splits by what they are called, in small letters, by top folders and in containers."""
+"""Split names of top folders and containers, in lower case -> splits."""
 INT64 = np.iinfo(np.int64)
 BOOLEAN_COLUMNS = ("is_query", "is_gallery", "noisy_label", "noisy_image")
 BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")  # left, top, right, bottom of the part of an image that a row is
 PUBLISHED_BOX_COLUMNS = tuple(f"box_{name}" for name in BOX_COLUMNS)  # of benchmarks, whose protocols do not crop
-COLUMN_FLAGS = {"path_column": "path", "label_column": "label"}  # the settings that say what columns are called
+COLUMN_FLAGS = {"path_column": "path", "label_column": "label"}  # the settings that name columns
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 Box: TypeAlias = tuple[float, float, float, float]
 """The left, top, right and bottom edge, in pixels of the upright image."""
@@ -198,7 +198,7 @@ def _labels(values: pd.Series, column: str) -> pd.Series:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a character, as names of files may have."""
+    """Whether a text can be written as UTF-8: it has no lone surrogate, as file names may have."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -211,7 +211,7 @@ def row_boxes(frame: pd.DataFrame) -> list[Box | None]:
 
 
 def is_box(x_1: Any, y_1: Any, x_2: Any, y_2: Any) -> Any:
-    """Whether the edges are finite and hold at least a part of the quadrant in which images lie, elementwise."""
+    """Whether the edges are finite and in order, and the box overlaps the quadrant of images, elementwise."""
     finite = np.isfinite([x_1, y_1, x_2, y_2]).all(axis=0)
     return finite & (np.less(x_1, x_2) & np.less(y_1, y_2)) & (np.greater(x_2, 0) & np.greater(y_2, 0))
 
@@ -228,7 +228,7 @@ def image_key(path: str, box: Box | None) -> str:
 
 
 def warn_of_repeated_images(frame: pd.DataFrame, stacklevel: int) -> None:
-    """Warn if a split has two rows of one image that are both in the gallery: they would find each other at once.
+    """Warn if a split has two rows of one image that are both in the gallery: they would be each other's first match.
 
     Rows of one file with different bounding boxes are different images.
     """

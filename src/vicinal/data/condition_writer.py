@@ -47,7 +47,7 @@ class ConditionWriter(ABC, Generic[Filter]):
 
     @abstractmethod
     def compared(self, column: str, sign: str, value: syntax.Value, as_number: bool) -> Filter:
-        """The column compared with a value of its kind; a text, or the number that it says."""
+        """The column compared with a value of its kind; a text is compared as text, or as the number in it."""
 
     @abstractmethod
     def columns_compared(self, left: str, sign: str, right: str, as_number: bool) -> Filter:

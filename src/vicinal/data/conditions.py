@@ -68,13 +68,13 @@ class SQLWriter(ConditionWriter[SQLFilter]):
         return SQLFilter(f"(({self.position(self.column_of(column), name)} > 0) IS TRUE)", parameters)
 
     def side(self, column: str, sign: str, as_number: bool, is_integer: bool) -> str:
-        """A column as it is compared: a text in the order of its characters, or as the number that it says."""
+        """A column as it is compared: a text in the order of its characters, or as the number in it."""
         name = self.column_of(column)
         is_text_of_number = as_number and self.kinds[column].kind == "string"
         return f"CAST(nullif({name}, '') AS NUMERIC)" if is_text_of_number else name
 
     def position(self, column: str, text: str) -> str:
-        """The place of a text in a column of texts, from 1; 0 if it is not there."""
+        """The position of a text in a column of texts, from 1; 0 if it does not occur."""
         return f"instr({column}, {text})"
 
     def placeholder(self, name: str) -> str:

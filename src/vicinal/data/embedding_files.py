@@ -47,7 +47,7 @@ def read_npy_labels(path: Path) -> npt.NDArray[Any]:
     if labels.dtype.kind == "U" and labels.itemsize:
         characters = labels.view(np.dtype(np.uint32).newbyteorder(labels.dtype.byteorder)).reshape(len(labels), -1)
         is_invalid = (characters > MAX_CODE_POINT) | ((characters >= SURROGATES[0]) & (characters <= SURROGATES[1]))
-        for row in np.flatnonzero(is_invalid.any(axis=1)):  # of which Python cannot make a text
+        for row in np.flatnonzero(is_invalid.any(axis=1)):  # which Python cannot decode
             raise InputError(f"{path}: the label of row {row} is not Unicode text; write the labels again")
     return labels
 
@@ -67,11 +67,11 @@ def save_embeddings(
         vectors: `[n, dim]`, stored as float32.
         table: The table, with n rows.
         fingerprint: The fingerprint of the model that computed the embeddings, if known; a `.npy` file cannot hold it.
-        engine: What ran the model, if known, such as torch or openvino; the same holds.
+        engine: The engine that ran the model, if known, such as torch or openvino; a `.npy` file cannot hold it either.
 
     Raises:
-        InputError: The shape is different, the embeddings are not finite or not one per row, or the name ends
-            otherwise.
+        InputError: The shape is different, the embeddings are not finite or not one per row, or the name has another
+            suffix.
         OSError: A file cannot be written.
 
     Example:

@@ -40,7 +40,7 @@ class EmbeddingShards:
 
     @classmethod
     def open(cls, folder: str | Path) -> EmbeddingShards:
-        """Read the manifests of a folder of shards, and check that they are all there and belong together.
+        """Read the manifests of a folder of shards, and check that they all exist and belong together.
 
         Raises:
             InputError: Shards or parts are missing or of different models, options or sources, or a manifest cannot be
@@ -128,7 +128,7 @@ class EmbeddingShards:
             vectors = temporary_map(blocks(), shape, str(self.folder))
             frames = frames or [
                 parquet_files.read_frame(path) for path, _ in self.files()
-            ]  # where another process has read them
+            ]  # if another process has read them
         else:
             check_memory(self.num_embeddings * self.dim * np.dtype(np.float32).itemsize, str(self.folder))
             vectors = np.empty(shape, dtype=np.float32)
@@ -140,7 +140,7 @@ class EmbeddingShards:
 
 
 def verify_shards(folder: str | Path) -> EmbeddingShards:
-    """Check that all shards of a source are there, belong together, and are as they were written.
+    """Check that all shards of a source exist, belong together, and are unchanged since they were written.
 
     Args:
         folder: The folder that `vicinal embed --shard` wrote.

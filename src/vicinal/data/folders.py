@@ -20,8 +20,8 @@ MAX_VISITS = 16  # of one folder, by links to it
 class FoundFiles(NamedTuple):
     """The files below a folder: images and folders without one as sorted relative paths, and other files by suffix.
 
-    Of folders without images inside one another, only the outermost is there. `unlisted` has the reason of the system
-    for not telling the content of a folder.
+    Of nested folders without images, only the outermost is listed. `unlisted` has the system's reason for each folder
+    that could not be listed.
     """
 
     images: list[str]

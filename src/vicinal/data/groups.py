@@ -20,9 +20,9 @@ NO_GROUP = -1
 
 
 def capture_time(path: str) -> float | None:
-    """When a photo was taken, in seconds on the clock of its camera; None if its file does not say so.
+    """When a photo was taken, in seconds on the clock of its camera; None if its file does not say when.
 
-    Times of editing, and those of the file itself, are ignored, since copies have others.
+    Times of editing, and those of the file itself, are ignored, since they differ for copies.
     """
     try:
         with Image.open(path) as image:
@@ -44,7 +44,7 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
     """The table with a column `group`; the table itself where neither a pattern nor minutes are given.
 
     Images with the same text in the first parentheses of the pattern, or in all of it if it has none, are one group. An
-    image that was taken at most so many minutes after another one, by the EXIF data, is in its group. Images in whose
+    image that was taken at most that many minutes after another one, by the EXIF data, is in its group. Images in whose
     path the pattern is not found, or without a time, have no group.
     """
     if pattern is not None and minutes is not None:

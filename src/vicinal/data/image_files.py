@@ -55,7 +55,7 @@ class ImageFileProblems:
 
 
 def check_image_files(table: Table) -> ImageFileProblems:
-    """Read all images of a table, and report those that cannot be read or are there twice, and boxes beyond them."""
+    """Read all images of a table, and report unreadable and duplicate images, and boxes beyond the image."""
     paths = list(dict.fromkeys(table.paths))
     with thread_pool() as pool:
         found = list(track(pool.map(_size_or_error, paths), "reading images", len(paths), sys.stderr.isatty()))

@@ -79,7 +79,7 @@ def list_images(
 
 
 def load_run_table(path: str | Path) -> Table:
-    """Read the table of a run, which must be as the run wrote it: its rows stand for those of the run's model."""
+    """Read the table of a run, which must be as the run wrote it, since its rows belong to those of the run's model."""
     from vicinal.data.parquet_files import read_metadata  # imports pyarrow
 
     table = Table.from_parquet(path, path_column=None, label_column=None)

@@ -10,7 +10,7 @@ from vicinal.utils.errors import InputError
 
 MAX_PROBES = 1000  # images that are looked for in the new folder
 
-ADDED = "added"  # the folder within that of an index that holds the images of items which clients of a service added
+ADDED = "added"  # the folder, within that of an index, of images that clients of a service added
 
 
 def image_file(path: str, folder: Path) -> Path:
@@ -20,9 +20,9 @@ def image_file(path: str, folder: Path) -> Path:
 
 
 def move_root(paths: Sequence[str], root: str | Path) -> list[str]:
-    """Replace the folder that images were in, by their absolute paths, by the one that they are in now.
+    """Replace the old folder in the absolute paths of images by the folder that they are in now.
 
-    The old folder needs no name: it is what precedes the longest ending of a path that exists in the new folder. Paths
+    The old folder is found: it is the part of a path before its longest ending that exists in the new folder. Paths
     that do not begin with it stay as they are.
     """
     new = os.path.abspath(root)

@@ -22,7 +22,7 @@ from vicinal.utils.memory import temporary_map
 
 EMBEDDING = "embedding"
 FINGERPRINT_KEY = b"vicinal_model"  # in the metadata of a schema
-BATCH_NUMBERS = 2**20  # of embeddings that are read block by block
+BATCH_NUMBERS = 2**20  # numbers per block of embeddings
 STREAMED: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**20}  # else Arrow reads whole groups of rows
 IS_LIST_TYPE = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
@@ -91,7 +91,7 @@ def _check_embeddings(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _matrix(path: Path, column: pa.Array, dim: int | None = None) -> npt.NDArray[np.floating]:
-    """A column of lists as an array; `dim` is the dimension of those before, if there are some."""
+    """A column of lists as an array; `dim` is the dimension of earlier lists, if any."""
     if not any(is_list(column.type) for is_list in IS_LIST_TYPE) or column.null_count:
         raise InputError(
             f"{path}: {EMBEDDING} is {column.type} with {column.null_count} empty; it must be lists of numbers"

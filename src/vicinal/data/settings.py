@@ -73,7 +73,7 @@ class DataSettings:
             that the images of a Hugging Face dataset or of shards are written to.
         path_column: name of the table's column with the image paths, or of a column with the images themselves.
         label_column: name of the table's column with the labels.
-        group_pattern: a regular expression by which the file names tell groups, such as series of photos: images with
+        group_pattern: a regular expression that finds groups in the file names, such as series of photos: images with
             the same text in its parentheses are one group, and do not find each other in evaluation.
         group_minutes: images that were taken at most this many minutes after another one, by their EXIF data, are one
             group with it; in place of `group_pattern`.

@@ -36,8 +36,8 @@ class ShardManifest:
     """The content of a shard of embeddings.
 
     The rows of the source are divided into consecutive shards, from 1, whose sizes differ by at most one, and those of
-    a shard into consecutive parts of `part_size` rows, of which the last may have fewer. `parts` are those that are
-    complete; `model` is the fingerprint of the model and the steps after it.
+    a shard into consecutive parts of `part_size` rows, of which the last may have fewer. `parts` are the complete ones;
+    `model` is the fingerprint of the model and the steps after it.
     """
 
     shard: int
@@ -136,7 +136,7 @@ class ShardManifest:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """The SHA-256 of what a manifest holds."""
+    """The SHA-256 of the content of a manifest."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -166,10 +166,10 @@ def divide_classes(
 def hold_out_images(frame: pd.DataFrame, fraction: float, seed: int = 0) -> pd.DataFrame:
     """Make images of each training class the split `val`, for applications whose classes are all known.
 
-    Of each class, the fraction of its images at random, but two or more, as one has no match in the split;
-    none if fewer than two would be left. With a column `group`, whole groups, which are then in one split each: of each
-    class two or more, as matches within a group are ignored, and a third is left for training. Without splits, all rows
-    are of the split `train`.
+    Of each class, `fraction` of the images are held out at random: at least two, as a single image has no match in the
+    split; none if fewer than two would be left. With a column `group`, whole groups are held out, at least two of each
+    class, as matches within a group are ignored, and a third is left for training. Without splits, all rows are of the
+    split `train`.
     """
     if "label" not in frame:
         raise InputError("val_images holds out images of each class, but the table has no labels")
@@ -198,7 +198,7 @@ def _held_out_rows(training: pd.DataFrame, fraction: float) -> pd.Index:
 
 
 def _held_out_groups(training: pd.DataFrame, fraction: float, rng: np.random.Generator) -> pd.Index:
-    """The rows of groups at random, each taken if one of its classes wants images and all can do without."""
+    """The rows of groups at random, each taken if one of its classes needs images and all can spare theirs."""
     groups = _numbered_groups(training["group"])
     sizes = training.groupby([groups, "label"], sort=False).size()
     wanted = _number_held_out(training.groupby("label").size(), fraction).to_dict()
@@ -221,7 +221,7 @@ def _held_out_groups(training: pd.DataFrame, fraction: float, rng: np.random.Gen
 
 
 def _numbered_groups(column: pd.Series) -> Integers:
-    """The groups as numbers from 0; an image without one, of which a negative integer tells, is a group of its own."""
+    """The groups as numbers from 0; an image without a group (a negative integer) is a group of its own."""
     codes = pd.factorize(column)[0]
     if pd.api.types.is_integer_dtype(column):
         codes = np.where(column < 0, len(codes) + np.arange(len(codes)), codes)

@@ -30,7 +30,7 @@ class Statistics:
         max_per_class: Images of the largest class.
         coarse: Number of distinct labels in each column of coarse labels.
         noise: `noisy_labels`: the fraction of rows whose `label` differs from their `label_clean`; `foreign_images`:
-            the fraction of rows whose `noisy_image` is true. Each is there if the table has the columns.
+            the fraction of rows whose `noisy_image` is true. Each exists if the table has the columns.
         splits: The statistics of each split of the table.
 
     Example:

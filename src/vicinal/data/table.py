@@ -53,7 +53,7 @@ class Table:
         frame: The data, with rows numbered from 0 and absolute paths.
         other_files: Of a table that was read from a folder, the number of files that are not images or of formats that
             are not read, by suffix.
-        unlisted: Folders below that folder whose content the system did not tell.
+        unlisted: Folders below that folder whose content could not be listed.
 
     Example:
         >>> table = Table(pd.DataFrame({"path": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", "cat"]}))
@@ -323,7 +323,7 @@ class Table:
         Text labels that are all integers are read back from CSV as integers; Parquet keeps types.
 
         Raises:
-            InputError: The name ends otherwise, or Parquet cannot hold a column, such as one of mixed types.
+            InputError: The name has another suffix, or Parquet cannot hold a column, such as one of mixed types.
             OSError: The file cannot be written.
         """
         write_table(Path(path), self.frame)

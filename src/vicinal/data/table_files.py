@@ -21,7 +21,7 @@ from vicinal.utils.files import read_bytes, write_bytes
 TABLE_SUFFIX = ".table.csv"  # of the table beside embeddings; .csv may be a file of the user's own
 DIGEST_KEY = b"vicinal_table"  # in the metadata of a Parquet file's schema
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # -0 and 007 are text, since they would not be written back the same
-BLOCK_ROWS = 2**16  # that are objects of Python at a time
+BLOCK_ROWS = 2**16  # rows that are Python objects at a time
 CSV_ERRORS = {
     "field larger": f"a field of more than {csv.field_size_limit():,} characters; a quotation mark may be missing",
     "line contains NUL": "a null character; save the file as text",

@@ -55,7 +55,7 @@ def evaluate_arrays(
         chunk_size: as in `evaluate`.
 
     Raises:
-        InputError: other numbers of rows, NaN or infinity in an embedding, labels or groups of other types, an
+        InputError: numbers of rows differ, NaN or infinity in an embedding, labels or groups of other types, an
             invalid k, chunk size or excluded row, an unknown metric, no query with a positive, or a re-ranking that
             needs more neighbors than there are.
 
@@ -105,7 +105,7 @@ def _common_codes(
         raise InputError(f"query {what} are {first.dtype}, gallery {what} are {second.dtype}; they must be alike")
     if _family(first) == "other":
         raise InputError(f"query {what} are of type {first.dtype}; all must be integers, or all text")
-    # Of int64 and uint64 numpy makes float64, in which large numbers collide.
+    # numpy promotes int64 and uint64 to float64, in which large numbers collide.
     exact = np.concatenate([first, second], dtype=object if first.dtype.kind != second.dtype.kind else None)
     codes = pd.factorize(exact)[0].astype(np.int64)
     if negative_is_none and _family(first) == "integers":
@@ -124,7 +124,7 @@ def _column(values: npt.ArrayLike, rows: int, what: str) -> npt.NDArray[Any]:
 
 
 def _family(values: npt.NDArray[Any]) -> str:
-    """The kind of values, of which only the same kind can be equal; `other` for values that are not names."""
+    """The kind of values; only values of one kind can be equal; `other` for values that are not names."""
     if values.dtype.kind != "O":
         return FAMILIES.get(values.dtype.kind, "other")
     if all(map(is_integer, values)):

@@ -47,7 +47,7 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
         computed, so that there are no ranks of first positives.
 
     Raises:
-        InputError: other numbers of rows, a missing column, a query without positives, or a positive that is not in the
+        InputError: numbers of rows differ, a missing column, a query without positives, or a positive outside of the
             gallery.
 
     Example:
@@ -97,7 +97,7 @@ def _positives(table: Table, query_rows: Integers, gallery_rows: Integers) -> li
 
 
 def _ranks(hits: Booleans, counts: Integers) -> Ranks:
-    """The ranks of the positives; those that are not among the first k have one beyond all k."""
+    """The ranks of the positives; a positive that is not among the first k gets a rank beyond all k."""
     beyond = hits.shape[1] + 1
     ranks = [
         np.append(np.flatnonzero(row) + 1, np.full(count - row.sum(), beyond))
@@ -107,7 +107,7 @@ def _ranks(hits: Booleans, counts: Integers) -> Ranks:
 
 
 def _sets(table: Table, query_rows: Integers) -> dict[str, Booleans]:
-    """Prefix of the metric -> which queries it is about."""
+    """Prefix of the metric -> mask of its queries."""
     if not table.has("query_set"):
         return {"": np.ones(len(query_rows), dtype=bool)}
     sets = table.frame["query_set"].iloc[query_rows].astype(str)
@@ -144,7 +144,7 @@ def evaluate_vehicle_id(
         chunk_size: as in :func:`~vicinal.evaluation.evaluate`.
 
     Returns:
-        The mean of all repetitions, which are its attribute `repetitions`. The score of each image is the mean over the
+        The mean of all repetitions, stored as `repetitions`. The score of each image is the mean over the
         repetitions in which it was a query, so that confidence intervals and comparisons are possible; there is no
         single first rank. `num_without_positive` and `num_ties` are the maximum of all repetitions.
 
@@ -235,7 +235,7 @@ def evaluate_met(embeddings: Array, table: Table) -> Evaluation:
         first positives.
 
     Raises:
-        InputError: other numbers of rows, a missing column, labels that are text, or a set without a query that has a
+        InputError: numbers of rows differ, a missing column, labels that are text, or a set without a query that has a
             match.
 
     Example:

@@ -123,9 +123,9 @@ def paired_differences(
 ) -> pd.DataFrame:
     """Compare two models on the same queries: differences, their bootstrap intervals, and p-values by permutation.
 
-    If the models were equally good, the two scores of a class could be swapped. The paired permutation test swaps those
-    of every class at random and counts how often the difference is as large as the measured one. It goes through all
-    possible swaps where these are not more than `num_resamples`.
+    If the models were equally good, the two scores of a class could be swapped. The paired permutation test swaps the
+    scores of every class at random and counts how often the difference is as large as the measured one. It enumerates
+    all possible swaps if there are at most `num_resamples`.
 
     Each p-value is that of one comparison: of twenty comparisons of equally good models, one is below 0.05 by chance.
 
@@ -141,7 +141,7 @@ def paired_differences(
         NMI.
 
     Raises:
-        InputError: other protocols, queries or metrics, another table, or fewer than two classes (or queries) with a
+        InputError: protocols, queries or metrics differ, another table, or fewer than two classes (or queries) with a
             score.
 
     Example:

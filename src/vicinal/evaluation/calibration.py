@@ -42,8 +42,8 @@ def calibrate(
     The classes should be ones that the model was not trained on: images of its training classes are closer together
     than any that it will see later. Every query searches for a match twice, see
     :func:`~vicinal.evaluation.open_set_scores`: with its class in the gallery, and without. The threshold is the lowest
-    at which at most the fraction `false_accept_rate` of the searches without are accepted; or, by `bound`, the lowest
-    at which an upper confidence bound of that fraction for other classes is not above it (Bates et al.,
+    at which at most the fraction `false_accept_rate` of searches without the class are accepted; or, for `bound`, the
+    lowest at which an upper confidence bound of this fraction for other classes is at most that rate (Bates et al.,
     "Distribution-free, risk-controlling prediction sets", J. ACM 68, 2021). How well it holds for other classes is also
     measured by leaving out each class in turn, from the queries and from the gallery, and applying the threshold to it.
     Probabilities are fitted by isotonic regression (Zadrozny & Elkan, "Transforming classifier scores into accurate
@@ -57,18 +57,18 @@ def calibrate(
         score: the cosine `similarity` of the best match, or the `margin` to the best image of any other class.
         unknown_fraction: the fraction of queries of unknown classes in use, from 0 to 1, by which the probabilities are
             weighted.
-        threshold_by: whether the `rate` on these classes, or the confidence `bound` for others, is to be
-            `false_accept_rate`.
+        threshold_by: whether `false_accept_rate` limits the `rate` on these classes, or the confidence `bound` for
+            others.
         resampling: of classes, for confidence intervals and bounds.
         fingerprint: identifies the model and the steps after it.
         scores: those of :func:`~vicinal.evaluation.open_set_scores`, if they are known already.
-        ood: the scores of out-of-distribution queries, see :func:`~vicinal.evaluation.ood_scores`; of these
-            too, no more than the rate are accepted.
+        ood: the scores of out-of-distribution queries, see :func:`~vicinal.evaluation.ood_scores`; the rate limits
+            their acceptance too.
         pooling: how the images of a class are pooled, see :func:`~vicinal.retrieval.class_similarities`.
 
     Raises:
         InputError: as :func:`~vicinal.evaluation.open_set_scores`; a rate or fraction is invalid; there are fewer
-            than four classes, or too few for the bound; or single queries should be resampled.
+            than four classes, or too few for the bound; or `resampling` resamples single queries.
 
     Example:
         >>> import pandas as pd
@@ -123,7 +123,7 @@ def _check_settings(rate: float, unknown_fraction: float, threshold_by: str, res
 
 
 def _check_classes(scores: OpenSetScores) -> int:
-    """Check that there are enough classes, and return the number of those of the unknown queries."""
+    """Check that there are enough classes, and return the number of classes of the unknown queries."""
     num_classes = len(np.unique(scores.unknown_classes))
     if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
         raise InputError(
@@ -134,7 +134,7 @@ def _check_classes(scores: OpenSetScores) -> int:
 
 
 def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:
-    """The lowest threshold at which at most this fraction of unknown queries is accepted, and of those in `ood`."""
+    """The lowest threshold at which at most this fraction of unknown queries, and of `ood`, is accepted."""
     threshold = thresholds.threshold_at(scores.unknown, rate)
     return threshold if ood is None else max(threshold, thresholds.threshold_at(ood, rate))
 
@@ -142,8 +142,8 @@ def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None)
 def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
     """Whether each query of an unknown class is accepted by the threshold of the other classes, bool [unknown].
 
-    Each class is left out in turn, from the queries and from the gallery: were it in the gallery, a similar class would
-    have raised the threshold.
+    Each class is left out in turn, from the queries and from the gallery: if it stayed in the gallery, a similar class
+    would raise the threshold.
     """
     order = np.argsort(-scores.unknown, kind="stable")
     accepted = np.empty(len(order), dtype=bool)
@@ -198,7 +198,7 @@ def operating_points(
 
     Returns:
         One row per rate, with the columns `false_accept_rate`, `threshold`, `held_out_false_accept_rate`, of each class
-        by the threshold of the others; `false_reject_rate`; and, if these are given, `ood_accepted`.
+        by the threshold of the others; `false_reject_rate`; and, if `ood` is given, `ood_accepted`.
 
     Example:
         >>> import numpy as np

@@ -67,7 +67,7 @@ def cluster(
         seed: of the first centers.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an unknown method, a number of
+        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, an unknown method, a number of
             clusters that is not from 1 to the number of embeddings, less than one iteration, or an invalid seed.
 
     Example:
@@ -104,7 +104,7 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
         clusters: [n], the cluster of each image.
 
     Raises:
-        InputError: other numbers of labels and clusters, none at all, or a missing one (None, NaN).
+        InputError: the numbers of labels and clusters differ, there are none, or one is missing (None, NaN).
 
     Example:
         >>> {name: round(value, 4) for name, value in cluster_metrics([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
@@ -162,14 +162,14 @@ def _num_pairs(sizes: Integers) -> int:
 def cluster_threshold(embeddings: Array, table: Table, max_images: int = 5000, seed: int = 0) -> float | None:
     """The least mean similarity at which merging clusters gives the highest pairwise F1 with the classes.
 
-    Of all cuts of the tree of :func:`~vicinal.retrieval.average_linkage`; of cuts that are equally good, that with most
-    clusters. It is half way between two merges.
+    The best of all cuts of the tree of :func:`~vicinal.retrieval.average_linkage`; of equally good cuts, the one with
+    the most clusters. It is halfway between two merges.
 
     Args:
         embeddings: float [rows, dim].
         table: one row per embedding, with labels.
-        max_images: of more, whole classes are drawn at random.
-        seed: of that.
+        max_images: of more images, whole classes are drawn at random.
+        seed: of this random choice.
 
     Returns:
         A cosine similarity; None where no class has two images.

@@ -174,7 +174,7 @@ def average_runs(evaluations: Mapping[str, Evaluation], confidence_level: float 
         The rows of every run, then those of the mean, whose model is missing.
 
     Raises:
-        InputError: fewer than two runs, an invalid confidence level, or other metrics.
+        InputError: fewer than two runs, an invalid confidence level, or different metrics.
 
     Example:
         >>> import numpy as np
@@ -208,7 +208,7 @@ def summarize_runs(metrics: Sequence[Mapping[str, float]], confidence_level: flo
         `num_repeats`.
 
     Raises:
-        InputError: fewer than two runs, an invalid confidence level, or other metrics.
+        InputError: fewer than two runs, an invalid confidence level, or different metrics.
 
     Example:
         >>> summarize_runs([{"mAP": 0.5}, {"mAP": 0.75}])[["value", "num_repeats"]]

@@ -101,7 +101,7 @@ def upgrade_warnings(
         upgrade is good.
 
     Raises:
-        InputError: the tolerance is not from 0 to 1, or there is no upgrade: no adapter, and other dimensions.
+        InputError: the tolerance is not from 0 to 1, or there is no upgrade: no adapter, and the dimensions differ.
     """
     if not 0 <= tolerance <= 1:
         raise InputError(f"tolerance is {tolerance}; it must be from 0 to 1")

@@ -1,4 +1,4 @@
-"""Identification of individuals of whom only some are enrolled: who they are, who is new, and how these are grouped."""
+"""Identification of individuals, only some of them enrolled: who they are, who is new, how the new ones are grouped."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class IdentificationEvaluation:
             - `identification_rate`: of these, whether it is right and accepted.
             - `known_as_new`: of these, whether it is not accepted.
             - `unknown_rate`: of photos of unknown identities, whether they are said to be new.
-        set_metrics: `new_ARI` and `new_F1`, the adjusted Rand index and the pairwise F1 of how the photos of unknown
-            identities are grouped: those that are said to be new by their proposed identity, the others by the identity
+        set_metrics: `new_ARI` and `new_F1`, the adjusted Rand index and the pairwise F1 of the grouping of the photos
+            of unknown identities: photos called new are grouped by their proposed identity, the others by the identity
             they were taken for.
         set_intervals: their confidence intervals, by the jackknife over unknown identities.
     """
@@ -65,7 +65,7 @@ def evaluate_identification(
         confidence_level: of the intervals.
 
     Raises:
-        InputError: other numbers of rows, no labels, a fraction that is invalid, or no photo of a known or of an
+        InputError: numbers of rows differ, no labels, a fraction that is invalid, or no photo of a known or of an
             unknown identity to be identified.
 
     Example:
@@ -162,7 +162,7 @@ def enrolled_rows(table: Table, known_fraction: float = 0.5, seed: int = 0) -> I
 def jackknife(classes: Integers, clusters: Integers, confidence_level: float) -> dict[str, tuple[float, float]]:
     """Confidence intervals of :func:`~vicinal.evaluation.cluster_agreement`, by leaving out one class at a time.
 
-    Resampled classes would be compared with copies of themselves. Intervals are those of Student's t (Tukey, "Bias and
+    A bootstrap would compare classes with copies of themselves. Intervals are those of Student's t (Tukey, "Bias and
     confidence in not-quite large samples", Ann. Math. Stat. 29, 1958), within the range of the metric.
     """
     from scipy.special import stdtrit

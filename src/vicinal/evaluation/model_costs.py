@@ -34,17 +34,17 @@ class ModelCost:
     """The costs of a model; unknown ones are None.
 
     Attributes:
-        kind: how the model was trained: `zero-shot`, not at all after the published weights of its backbone; `frozen`,
-            its head alone; `lora`, `last_blocks`, `biases_norms` or `full`, the `fine_tuning.method` of its recipe;
-            `model`, in a way that is not known. Or `embeddings` or `index`, whose model is not known.
-        dim: dimension of the embeddings. An index takes 4 bytes for each of them and image, unless it compresses them.
+        kind: how the model was trained: `zero-shot`, not beyond the published weights of its backbone; `frozen`, only
+            its head; `lora`, `last_blocks`, `biases_norms` or `full`, the `fine_tuning.method` of its recipe; `model`,
+            in an unknown way. Or `embeddings` or `index`, whose model is unknown.
+        dim: dimension of the embeddings. An index takes 4 bytes per dimension and image, unless it compresses them.
         size: side of the images in pixels.
         num_parameters: number of parameters.
-        trained_parameters: number of those that were trained, of adapters those that were added for the training.
+        trained_parameters: number of trained parameters; with adapters, of those that were added for the training.
         weights_bytes: size of weights and buffers, as `model.safetensors` has it.
-        training_seconds: that the training took, on the machine where it ran;
+        training_seconds: duration of the training, on the machine where it ran;
             see the file `training.json` of a run.
-        images_per_second: that the model embedded in this evaluation, from files to embeddings.
+        images_per_second: throughput of the model in this evaluation, from files to embeddings.
 
     Example:
         >>> costs = {"vit": ModelCost("zero-shot", 384, 224, 22_000_000, 0, 88_000_000, 0.0, 51.6),

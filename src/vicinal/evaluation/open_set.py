@@ -66,8 +66,8 @@ def open_set_scores(
 ) -> OpenSetScores:
     """Search for every query as a known and as an unknown one, exactly, in bounded memory.
 
-    Queries, gallery and groups are those of :func:`~vicinal.evaluation.evaluate`. A query whose class the gallery does
-    not have, itself left out, is an unknown one only.
+    Queries, gallery and groups are those of :func:`~vicinal.evaluation.evaluate`. A query whose class has no other
+    image in the gallery is an unknown one only.
 
     Args:
         embeddings: float [rows, dim].
@@ -78,7 +78,7 @@ def open_set_scores(
             is then the most similar class.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, or too few classes in the
+        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, or too few classes in the
             gallery.
 
     Example:

@@ -57,7 +57,7 @@ def evaluate(
         rerank: a method such as `ContextualReranking()`, by which every ranking is re-ranked first, as a whole. Images
             that are excluded from a ranking by their group may still be neighbors by which others are re-ranked, since
             re-ranking sees no labels.
-        chunk_size: number of queries per tile; by default so many that scores take about 64 MB. Metrics do not depend
+        chunk_size: number of queries per tile; by default their scores take about 64 MB. Metrics do not depend
             on it.
         divided: whether the processes of `torch.distributed`, which all call this function, divide the work. Each gets
             the whole result, which is that of one process to the last digit. A re-ranking is computed by each.
@@ -65,7 +65,7 @@ def evaluate(
             those of the queries.
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an invalid k or chunk size, an
+        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, an invalid k or chunk size, an
             unknown metric, no query with a positive, no coarse labels where they are asked for, or a re-ranking
             that needs more neighbors than there are.
 
@@ -107,7 +107,7 @@ def evaluate(
 
 
 def query_gallery_rows(table: Table) -> tuple[Integers, Integers]:
-    """The rows of a table that are queries, and those that are gallery images: all rows without such columns.
+    """The rows of the queries and those of the gallery images of a table; both are all rows without such columns.
 
     Raises:
         InputError: the table has one of the columns `is_query` and `is_gallery` only, or no query or gallery image.
@@ -154,7 +154,7 @@ def _has_queries_and_gallery(table: Table) -> bool:
 
 
 def own_gallery_rows(table: Table, query_rows: Integers, gallery_rows: Integers) -> Integers:
-    """The gallery row that is each query itself, by its row or else by its path and box; -1 if it is not there."""
+    """The gallery row of each query's own image, by its row or else by its path and box; -1 if there is none."""
     positions = np.full(len(table), -1)
     positions[gallery_rows] = np.arange(len(gallery_rows))
     own = positions[query_rows]

@@ -36,8 +36,8 @@ MAX_RANKS = 2**17  # yielded at once; metrics then stay in the cache
 MAX_COUNTED = 2**24  # positives that are counted at a time, at all levels together; each takes 13 bytes
 STRIP_ROWS = 1024  # queries in one product on the diagonal, of which only one side is needed
 MAX_UNIT_BYTES = 32 * 2**20  # unit vectors that are kept in memory instead of being computed for every tile
-MAX_UNIT_TILES = 16  # the same on a GPU: as much as so many tiles, which is 1/16 of its memory
-LONG_PAIRS = 2**34  # from which on a ranking shows its progress on a terminal: half a minute on some cores
+MAX_UNIT_TILES = 16  # the same on a GPU, in tiles: 1/16 of its memory
+LONG_PAIRS = 2**34  # least number of pairs for which a terminal shows progress: half a minute on some cores
 
 AnyCounter = Counter | DeviceCounter
 
@@ -51,14 +51,14 @@ def positive_ranks(
 ) -> Iterator[Ranks]:
     """Rank the gallery for each query by falling similarity and yield the ranks of its positives, block by block.
 
-    Equal similarities rank in the order of the gallery. Whatever the size of the gallery, this takes beside the vectors
-    at most 64 MB for scores (16 KB per query with a `chunk_size` above 4,096; on a GPU 1/256 of its memory) and at most
-    220 MB for sixteen million positives that are counted at a time, or for those of one query if it has more. If there
-    are more positives in all, the gallery is compared with one part of the queries after the other.
+    Equal similarities rank in the order of the gallery. For a gallery of any size, this takes, in addition to the
+    vectors, at most 64 MB for scores (16 KB per query with a `chunk_size` above 4,096; on a GPU 1/256 of its memory)
+    and at most 220 MB for sixteen million positives that are counted at a time, or for those of one query if it has
+    more. If there are more positives in all, the queries are processed in several parts.
 
     If queries and gallery are the same object, half of the product is computed, since it is symmetric; the ranks are
-    the same. This does not apply with re-ranking, where images with other labels are excluded, and between queries that
-    are not counted at the same time.
+    the same. This does not apply with re-ranking, if images with other labels are excluded, or between queries that are
+    not counted at the same time.
 
     Args:
         queries: [q, dim].

@@ -26,7 +26,7 @@ class ExcludedPairs(NamedTuple):
     exclude_self: Integers  # [q], the gallery row that is the query itself, -1 for none
     query_groups: Integers  # [q], -1 for no group
     gallery_groups: Integers  # [g]
-    query_labels: Integers  # [q], of the positives which groups exclude; -1 for none
+    query_labels: Integers  # [q], the labels of positives that groups exclude; -1 for none
     gallery_labels: Integers  # [g]
 
 
@@ -39,7 +39,7 @@ class Relevance:
     Args:
         query_labels: int64 [q]; a query with a negative label has no positives.
         gallery_labels: int64 [g].
-        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none. None: no query is in it.
+        exclude_self: int64 [q], the gallery row that is the query itself, -1 for none. None: -1 for all.
         query_groups: int64 [q], -1 for no group. None: there are no groups.
         gallery_groups: int64 [g], -1 for no group.
         exclusions: the relevance whose exclusions are used, in place of `exclude_self` and the groups. Coarse labels
@@ -99,7 +99,7 @@ class Relevance:
         return self._counts - ((own >= 0) & self._is_match(np.arange(len(own)), own)) > 0
 
     def check_any_positive(self, have_positive: Booleans) -> None:
-        """Raise InputError if no query has a positive; it says whether the groups exclude them.
+        """Raise InputError if no query has a positive; the message says whether groups exclude all matches.
 
         Args:
             have_positive: bool [q], whether each query has one.
@@ -146,7 +146,7 @@ class Relevance:
         return queries[order], rows[order]
 
     def _same_group_other_labels(self) -> tuple[Integers, Integers]:
-        """Same-group positives in the relevance of the exclusions whose labels differ here."""
+        """Same-group positives by the labels of `exclusions` that have different labels here."""
         of, queries, rows = self._exclusions, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for query in np.flatnonzero((self.label_counts() > 0) & (of._query_groups >= 0)):
             excluded = of.excluded(int(query))
@@ -155,7 +155,7 @@ class Relevance:
         return np.concatenate(queries), np.concatenate(rows)
 
     def _contains_finer_labels(self) -> bool:
-        """Whether rows with equal labels in the relevance of the exclusions have equal labels here."""
+        """Whether rows with equal labels in `exclusions` have equal labels here."""
         of = self._exclusions
         fine, coarse = of.gallery_labels[of.rows_by_label], self.gallery_labels[of.rows_by_label]
         queries = np.flatnonzero(of.label_counts() > 0)

@@ -1,4 +1,4 @@
-"""The weight of local features in a re-ranking, chosen on classes whose images are not to be found."""
+"""The weight of local features in a re-ranking, chosen on classes that will not be searched for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WeightChoice:
     """The chosen weight of a :class:`~vicinal.retrieval.LocalReranking`.
 
     Attributes:
-        weight: the chosen one; 0 if none certainly helps.
+        weight: the chosen weight; 0 if the interval of the best gain includes 0.
         plain: mAP@R without re-ranking.
         scores: weight -> mAP@R.
         gain_interval: confidence interval of the gain in mAP@R of the best weight.

@@ -93,7 +93,7 @@ class UnitTotals:
 
 
 def unit_totals(scores: Doubles, evaluation: Evaluation, table: Table | None, resample_by: ResampleBy) -> UnitTotals:
-    """Sum up the scores, float64 [queries, metrics] with NaN for queries without, of each unit."""
+    """Sum up the scores of each unit; float64 [queries, metrics], NaN for queries without a score."""
     units = _units(evaluation, table, resample_by)
     is_scored = ~np.isnan(scores)
     sums, counts = _sum_by_unit(np.where(is_scored, scores, 0.0), units), _sum_by_unit(is_scored * 1.0, units)

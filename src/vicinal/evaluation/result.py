@@ -31,8 +31,8 @@ class Evaluation:
             its metrics.
         per_query: metric -> float64 [queries], NaN for queries without a positive.
         query_indices: int64 [queries], the row of each query in the table or array that was evaluated.
-        num_ties: the number of positives (at the level of the labels) that have exactly the score of an image that is
-            no positive. Equal scores rank in the order of the gallery, so that results are reproducible; but the ranks
+        num_ties: the number of positives (at the level of the labels) that have exactly the score of a
+            negative. Equal scores rank in the order of the gallery, so that results are reproducible; but the ranks
             of many tied positives mean little. Printed if there is more than one per hundred queries.
         first_positive_ranks: int64 [queries], the rank of the first positive of each query at the level of the labels,
             counted from 1; 0 for queries without a positive.

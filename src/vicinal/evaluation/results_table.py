@@ -109,7 +109,7 @@ class ResultsTable:
         """The rows of several tables, one after the other, with the other attributes of the first one.
 
         Raises:
-            InputError: the tables have other confidence levels, or resampled something else.
+            InputError: the tables differ in their confidence level or in their resampled units.
         """
         first, *others = tables
         for other in others:
@@ -148,7 +148,7 @@ class ResultsTable:
     def to_dict(self) -> dict[str, Any]:
         """The attributes, and under `results` a list of all rows; ready for JSON, with None for missing cells.
 
-        Under `costs` is a list of what each model costs, or None.
+        `costs` is a list of the costs of each model, or None.
         """
         return {
             "confidence_level": self.confidence_level,
@@ -168,7 +168,7 @@ class ResultsTable:
     def to_csv(self) -> str:
         """The frame as comma-separated values; missing cells are empty.
 
-        If the costs of the models are known, each row ends with those of its model.
+        If the costs of the models are known, each row ends with the costs of its model.
         """
         frame = self.frame if self.costs is None else self.frame.merge(self.costs, on="model", how="left")
         return frame.to_csv(index=False, lineterminator="\n")
@@ -197,9 +197,9 @@ def _typed(rows: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
 def results_text(results: ResultsTable) -> str:
     """Lay out a table of results.
 
-    Two models that are compared, and the stages of one model, stand side by side. With more models, or if it is known
-    what they cost, each metric has a row per model. Models that are not compared follow each other, after what they
-    cost. Of runs that are averaged only the mean is shown.
+    Two compared models, and the stages of one model, are shown side by side. With more models, or if their costs are
+    known, each metric has one row per model. Models that are not compared follow one another, after their costs. Of
+    averaged runs only the mean is shown.
     """
     frame, models = results.frame, results.models
     is_mean = frame["model"].isna()

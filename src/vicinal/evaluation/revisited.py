@@ -78,7 +78,7 @@ def evaluate_revisited(
         and resample queries, since there are no classes.
 
     Raises:
-        InputError: other numbers of rows, other dimensions, NaN or infinity, an invalid k, or no positives.
+        InputError: numbers of rows or dimensions differ, NaN or infinity, an invalid k, or no positives.
 
     Example:
         >>> from vicinal.data.benchmarks.revisited import GroundTruth

@@ -4,7 +4,7 @@ A score is accepted if it is at least the threshold. The threshold for a rate is
 fraction of the scores that should be refused is accepted.
 
 Classes are the sample: the rates of two classes differ far more than those of two queries of one class. From few
-classes a bootstrap says too little of others, because the most similar pairs of classes may not be among them. The
+classes a bootstrap says too little about others, because the most similar pairs of classes may not be among them. The
 bounds here need no such sample: of n independent classes whose rates have the mean p, the mean rate is at most r with
 a probability of at most exp(-n KL(r, p)), whatever the distribution of the rates (Hoeffding, "Probability inequalities
 for sums of bounded random variables", JASA 58, 1963, theorem 1). A threshold that is the lowest for a fixed rate keeps
@@ -58,7 +58,7 @@ def threshold_interval(
 ) -> tuple[float, float]:
     """Bootstrap interval of :func:`threshold_at`, with tails as wide as those of Student's t.
 
-    Resampled are the `units`, the class of each score, with all their scores.
+    The `units`, the class of each score, are resampled with all their scores.
     """
     names, codes = np.unique(units, return_inverse=True)
     order = np.argsort(-scores, kind="stable")

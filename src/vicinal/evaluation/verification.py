@@ -52,7 +52,7 @@ def verification_rates(embeddings: Array, table: Table, false_accept_rates: Sequ
         is accepted), `true_accept_rate`, `num_false_accepts`, `num_different` and `num_same` (pairs).
 
     Raises:
-        InputError: other numbers of rows, no labels, NaN or infinity in an embedding, an invalid rate, or no pair
+        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, an invalid rate, or no pair
             of the same class or of different ones.
 
     Example:
@@ -201,7 +201,7 @@ def evaluate_pairs(
         false_accept_rates: each between 0 and 1.
 
     Raises:
-        InputError: other numbers of values, NaN or infinity in a score, fewer than two folds, or pairs of one kind only
+        InputError: lengths differ, NaN or infinity in a score, fewer than two folds, or pairs of one kind only
             outside of some fold.
 
     Example:
@@ -240,9 +240,9 @@ def evaluate_pairs(
 
 
 def most_accurate_threshold(scores: Floats, is_same: Booleans) -> float:
-    """The threshold at which most pairs are told right, halfway between two scores; of several, the lowest."""
+    """The threshold that classifies most pairs correctly, halfway between two scores; the lowest of several."""
     values, codes = np.unique(scores, return_inverse=True)
-    change = np.bincount(codes, weights=np.where(is_same, -1.0, 1.0))  # of the number right, when a score is refused
+    change = np.bincount(codes, weights=np.where(is_same, -1.0, 1.0))  # in correct pairs, when a score is rejected
     num_right: Doubles = np.concatenate([[0.0], np.cumsum(change)])
     ends = np.concatenate([values[:1] - 1, values, values[-1:] + 1]).astype(np.float64)
     best = int(num_right.argmax())

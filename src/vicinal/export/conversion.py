@@ -46,7 +46,7 @@ def _onnx() -> Any:
 
 
 def _export(graph: ExportGraph) -> onnx.ModelProto:
-    """Trace the network by torch.export, for which `DYNAMIC` means an error where a dimension becomes a constant."""
+    """Trace the network by torch.export; `DYNAMIC` makes it an error if a dimension becomes a constant."""
     _onnx()
     size, settings = graph.model.transform.size, graph.settings
     free = [0, *(sides(settings.layout) if settings.dynamic_size else ())]
@@ -62,7 +62,7 @@ def _export(graph: ExportGraph) -> onnx.ModelProto:
                 output_names=["embeddings"],
                 verbose=False,
             )
-        except Exception as error:  # what torch and the network's own code raise
+        except Exception as error:  # torch and the network's own code raise any type
             name = graph.model.config["backbone"]
             hint = " with images of any size; leave out dynamic_size" if settings.dynamic_size else ""
             cause = error.__cause__ or error
@@ -91,7 +91,7 @@ def sides(layout: str) -> tuple[int, int]:
 def _name_dimensions(model: onnx.ModelProto, graph: ExportGraph) -> None:
     """Name the free dimensions; torch calls them s77 and the like."""
     names = {0: "batch", **dict(zip(sides(graph.settings.layout), ("height", "width"), strict=True))}
-    del model.graph.value_info[:]  # shapes of inner values, in which the old names are; runtimes find them out
+    del model.graph.value_info[:]  # shapes of inner values, which have the old names; runtimes infer them
     (images,), (embeddings,) = model.graph.input, model.graph.output
     for number, dimension in enumerate(images.type.tensor_type.shape.dim):
         if dimension.dim_param:
@@ -100,7 +100,7 @@ def _name_dimensions(model: onnx.ModelProto, graph: ExportGraph) -> None:
 
 
 def _forget_origin(model: onnx.ModelProto) -> None:
-    """Remove what torch notes of each node for debugging: stack traces, with paths of this machine."""
+    """Remove torch's notes on each node for debugging: stack traces, with paths of this machine."""
     for each in (*model.graph.node, *model.graph.initializer):
         del each.metadata_props[:]
         each.doc_string = ""
@@ -161,7 +161,7 @@ def to_openvino(graph: ExportGraph, fingerprint: str) -> Any:
     with quiet(), torch.no_grad():
         try:
             model = openvino.convert_model(graph, example_input=example, input=[openvino.PartialShape(shape)])
-        except Exception as error:  # what torch, OpenVINO and the network's own code raise
+        except Exception as error:  # torch, OpenVINO and the network's own code raise any type
             name = graph.model.config["backbone"]
             raise InputError(f"{name} cannot be exported ({one_line(error, 200)})") from error
     model.set_rt_info(fingerprint, "fingerprint")

@@ -151,8 +151,8 @@ def with_engine(
     kept in the folder `engines` of ~/.cache/vicinal (or of the environment variable VICINAL_DATA), by the fingerprint
     of the model, so that each is exported and compared once; one whose files have changed is exported again.
 
-    `num_images` says how many it will embed; None: many, by calls of unknown size. An obstacle says why these images
-    can be embedded by PyTorch only.
+    `num_images` is the number of images to embed; None: many, by calls of unknown size. `obstacle` says why only
+    PyTorch can embed these images.
     """
     if obstacle is None and not device.startswith("cpu"):
         obstacle = f"the device is {device}, and other engines run on a CPU"

@@ -160,7 +160,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _write_model(graph: ExportGraph, work: Path, path: Path, fingerprint: str, calibration: Table | None) -> None:
-    """Write the files of the exported model; before it becomes smaller, it is compared with the network."""
+    """Write the files of the exported model; before its precision is reduced, it is compared with the network."""
     settings = graph.settings
     if settings.format == "openvino" and settings.precision != "int8":
         model = conversion.to_openvino(graph, fingerprint)

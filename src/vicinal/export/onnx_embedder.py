@@ -159,7 +159,7 @@ class OnnxEmbedder:
 
 
 def is_one_of(*choices: Any) -> Callable[[dict[str, Any], str], bool]:
-    """A check that a value is one of some, of the same type."""
+    """A check that a value is one of the choices, and of the same type."""
     return lambda values, key: any(type(values[key]) is type(each) and values[key] == each for each in choices)
 
 
@@ -196,7 +196,7 @@ VALID: dict[str, Callable[[dict[str, Any], str], bool]] = {
     "mean": are_numbers,
     "std": are_numbers,
 }
-"""What each value of a preprocessing file must be."""
+"""The check of each value of a preprocessing file."""
 
 
 def orientation(image: Image.Image) -> int:

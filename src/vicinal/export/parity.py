@@ -232,9 +232,9 @@ def check_shapes(graph: ExportGraph, infer: Callable[[Floats], Floats], sizes: S
 
 
 def speeds(models: Mapping[str, Callable[[], Floats]]) -> dict[str, float]:
-    """Images per second of several models, which take turns so that what else the machine does slows all of them.
+    """Images per second of several models, which take turns so that other load of the machine slows all of them.
 
-    By the median of three calls at least, and of as many as the slowest makes in about a second, after a first one.
+    From the median of at least three calls, or as many as the slowest makes in about a second, after a warm-up.
     """
     if not models:
         return {}

@@ -65,7 +65,7 @@ def _sensitive(model: onnx.ModelProto) -> list[str]:
     """The names of the layers that lose most by 8 bits: the first and depthwise convolutions, and those of few weights.
 
     Quantized one at a time, the layers of EfficientNet-Lite0 that turn the vectors most are among its first ones, which
-    have few weights, so that they stay in float32 for next to no bytes.
+    have few weights, so keeping them in float32 costs next to no bytes.
     """
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     layers = [node for node in model.graph.node if node.op_type in WITH_WEIGHTS and len(node.input) > 1]
@@ -102,7 +102,7 @@ class CalibrationReader:
 
 
 class BiasCorrection:
-    """Moves the biases of convolutions and linear layers, so that rounded weights leave the mean of each channel.
+    """Moves the biases of convolutions and linear layers, so that rounded weights keep the mean of each channel.
 
     Values after a ReLU have a mean far from zero, so that the rounding errors of the weights of a channel add up to a
     constant, which the bias takes back: with weights `W` rounded to `Q` and mean inputs `m`, it is `(Q - W) m`. See

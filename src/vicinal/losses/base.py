@@ -217,7 +217,7 @@ class WeightedSum(Loss):
         return parts
 
     def _shared_values(self, source: PairSource) -> dict[int, Tensor]:
-        """The number of each loss that shares the similarities with another one, and its value."""
+        """The values of the losses that share the similarities with another one, by their index in `losses`."""
         if torch.compiler.is_compiling() or source.is_empty:  # the compiler merges equal products by itself
             return {}
         losses = {i: cast(Loss, loss) for i, loss in enumerate(self.losses)}

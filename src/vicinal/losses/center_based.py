@@ -19,7 +19,7 @@ from vicinal.utils.errors import InputError
 class CenterBasedLoss(Loss):
     """A loss of samples and class centers, which are parameters of the loss and serve as references.
 
-    Labels are 0 ... num_classes - 1; the trainer of a recipe numbers the classes so. `num_classes` and `dim` can be
+    Labels are 0 ... num_classes - 1; the trainer of a recipe numbers classes this way. `num_classes` and `dim` can be
     left to the trainer, which knows them and calls :meth:`create_centers`.
 
     Args:
@@ -109,7 +109,7 @@ class CenterBasedLoss(Loss):
 
     @abstractmethod
     def mean_value(self, source: PairSource) -> Tensor:
-        """Compute the mean loss over the anchors of a source that was checked, of which there is at least one."""
+        """Compute the mean loss over the anchors of a checked source, which has at least one."""
 
     def value(self, source: PairSource) -> Tensor:
         anchors = self._anchors(source)

@@ -83,7 +83,7 @@ class CenterContrastiveLoss(CosFaceLoss):
         return value + (center_term - center_term.detach())  # adds only its gradient: its value is in `value`
 
     def _own_similarity(self, source: PairSource) -> Tensor:
-        """Similarity of each detached anchor to the center of its class; 0 where another process holds that, [n]."""
+        """Similarity of each detached anchor to the center of its class; 0 where another process holds it, [n]."""
         index, is_local = self._locate(self._labels(source))
         own = normalize(self._created().to(source.anchors.dtype)[index])
         return torch.where(is_local, torch.linalg.vecdot(source.anchors.detach(), own), 0.0)

@@ -32,8 +32,8 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         dim: dimension of the embeddings; None: the trainer of a recipe sets it.
         scale: positive factor of the similarities.
         label_smoothing: fraction of the target probability that is divided evenly among the other classes, in [0, 1].
-        sample_rate: fraction of all classes that a batch is compared with, or as many as it has samples, if these are
-            more: its own classes and random others; the softmax is over these. Partial FC (An et al., "Partial FC:
+        sample_rate: fraction of all classes that a batch is compared with, but at least as many as it has samples:
+            its own classes and random others, over which the softmax is taken. Partial FC (An et al., "Partial FC:
             Training 10 Million Identities on a Single Machine", 2021), where it is 0.1. 1: all classes.
         seed: of the sampling.
         sharded: whether each process holds the centers of only some classes; value and gradient remain those of all
@@ -105,7 +105,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         return self._mean_against(self._created(), source)
 
     def _mean_against(self, centers: Tensor, source: PairSource, row_values: RowValues | None = None) -> Tensor:
-        """The mean loss over all anchors with these centers, which may be detached; or that of other values of rows."""
+        """The mean over all anchors of the loss or of `row_values`, with these centers, which may be detached."""
         selected = self._selected(centers, source)
         if self.sample_rate < 1 and self.training:
             self.calls += 1
@@ -146,7 +146,7 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         return ClassCenters(centers, self.scale, self.centers_per_class, needs_mean=self.label_smoothing > 0)
 
     def _num_sampled(self, num_classes: int, num_anchors: int) -> int:
-        """How many of the classes of a process are selected: at least as many as there are anchors, if possible."""
+        """The number of classes that a process selects: at least the number of anchors, if possible."""
         if self.sample_rate == 1:
             return num_classes
         return min(num_classes, max(round(self.sample_rate * num_classes), num_anchors, 2))

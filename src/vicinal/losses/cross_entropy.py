@@ -23,8 +23,8 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         -log( exp(w_y x_i + b_y) / sum_j exp(w_j x_i + b_j) )
 
     with a weight w_j and a bias b_j for each class. The loss does not normalize embeddings, nor does the model of a
-    recipe when it is trained with this loss (`Embedder.normalize_in_training`). Entries of embeddings beyond 1e12 or
-    -1e12 count as these and get no gradient, so that value and gradient are finite.
+    recipe when it is trained with this loss (`Embedder.normalize_in_training`). Entries of embeddings are clamped to
+    [-1e12, 1e12], and clamped ones get no gradient, so that value and gradient are finite.
 
     Reference: Cai et al., "Center Contrastive Loss for Metric Learning", 2023, Eq. (6).
 

@@ -161,7 +161,7 @@ class _Pass:
         self.gradients = None if grad_centers is None else (self.grad_anchors, self.grad_centers)
 
     def _negative_term(self, span: slice) -> Tensor:
-        """The sum over the centers of a tile of the second term; adds its gradient."""
+        """The second term summed over the centers of a tile; adds its gradient."""
         units, alpha = self.tiles.units(span), self.loss.alpha
         logits = alpha * (self.anchors @ units.T + self.loss.margin)
         first = self.classes.start + span.start

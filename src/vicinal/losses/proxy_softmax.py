@@ -1,4 +1,4 @@
-"""Softmax over class centers: CosFace and ArcFace with a margin, ProxyNCA and ProxyNCA++, SoftTriple with several."""
+"""Softmax over class centers: CosFace and ArcFace with a margin, ProxyNCA(++), SoftTriple with several centers."""
 
 from __future__ import annotations
 

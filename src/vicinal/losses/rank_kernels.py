@@ -1,9 +1,9 @@
 """Triton kernels of the sums over all pairs of a positive and another similarity of its row, for a GPU.
 
-Each program has one row. The positives stay in registers while the similarities are read once, where PyTorch operations
-read them once per positive. So do the sums along the row, whose parts are added up once in the end. The functions
-compute the same as :mod:`~vicinal.losses.soft_ranks` and :mod:`~vicinal.losses.triplets`, in float32; they
-need no workspace, and wait for nothing.
+Each program computes one row. The positives stay in registers while the similarities are read once; PyTorch operations
+read them once per positive. The sums along the row stay there too, and their parts are added up once at the end. The
+functions compute the same as :mod:`~vicinal.losses.soft_ranks` and :mod:`~vicinal.losses.triplets`, in float32; they
+need no workspace, and do not synchronize.
 
 Importing this module imports Triton.
 """
@@ -92,7 +92,7 @@ def _load(pointer, row, width, start, block: tl.constexpr, padding):
 
 @triton.jit
 def _locate(pointer, row, width, start, block: tl.constexpr, padding):
-    """Part of a row of a matrix: where it is, which columns exist, and its values."""
+    """A part of a row of a matrix: its pointers, the mask of existing columns, and its values."""
     columns = start + tl.arange(0, block)
     inside = columns < width
     where = pointer + row.to(tl.int64) * width + columns

@@ -85,7 +85,7 @@ def _step(values: Tensor, temperature: float, linear_from: float, slope: float) 
 
 
 def _run(loop: Callable[..., None], thresholds: Tensor, values: Tensor, *tensors: Tensor, step: Any) -> None:
-    """Run a loop over all rows, which as many threads divide as PyTorch uses."""
+    """Run a loop over all rows, divided among as many threads as PyTorch uses."""
     arrays = [tensor.detach().numpy() for tensor in (thresholds.contiguous(), values.contiguous(), *tensors)]
     rows = len(values)
     threads = min(torch.get_num_threads(), thresholds.shape[1] * values.numel() // MIN_PAIRS_PER_THREAD, rows)
@@ -241,7 +241,7 @@ def _add_bounds(
     weight: np.float32,
     gradient: Floats,
 ) -> np.float32:
-    """As `_add_sigmoids`, of the step function with a linear part."""
+    """Like `_add_sigmoids`, for the step function with a linear part."""
     total, linear = f32(0.0), step.slope / step.factor
     for z in range(len(rates)):
         ab = a * rates[z]

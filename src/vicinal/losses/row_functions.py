@@ -106,7 +106,7 @@ def count_positives(positives: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def max_positives(positives: Tensor) -> int:
-    """The largest number of positives of an anchor, or a bound of it that spares the host to wait for a GPU."""
+    """The largest number of positives of an anchor, or an upper bound that saves waiting for a GPU."""
     columns = positives.shape[1]  # at most one more than the largest class has, unless pairs are given by masks
     return (
         columns if positives.device.type != "cpu" and columns <= FEW_COLUMNS else int(count_positives(positives).amax())
@@ -142,24 +142,24 @@ def euclidean_distance(similarity: Tensor) -> Tensor:
 
 
 def inverse_temperature(temperature: float) -> float:
-    """The factor of differences in a sigmoid of a temperature."""
+    """1 / temperature, the factor in a sigmoid, bounded for a temperature of 0."""
     return 1 / max(temperature, MIN_TEMPERATURE)
 
 
 def lowest_exponent(dtype: torch.dtype) -> float:
-    """Up to here :func:`flushed_sigmoid` is 0."""
+    """The exponent up to which :func:`flushed_sigmoid` is 0."""
     return math.log(torch.finfo(dtype).tiny) / 3
 
 
 def tolerance(similarity: Tensor) -> float:
-    """Difference up to which similarities are equal: those of the same two vectors may differ so between tiles."""
+    """Difference up to which similarities count as equal: tiles may round those of the same vectors differently."""
     return 16 * torch.finfo(similarity.dtype).eps
 
 
 def flushed_sigmoid(x: Tensor, temperature: float) -> Tensor:
     """`sigmoid(x / temperature)`, flushed to exactly 0 where it is negligible; overwrites x if x needs no gradient.
 
-    Products of such tiny numbers would be denormal, with which processors are many times slower.
+    Products of such tiny numbers would be denormal, which makes processors many times slower.
 
     Example:
         >>> flushed_sigmoid(torch.tensor([-1.0, 0.0, 1.0]), temperature=0.01)

@@ -1,4 +1,4 @@
-"""Numbers of similarities in a row that are above others: exact, or with smooth steps that have a gradient.
+"""Count the similarities in a row that are above others, exactly or with smooth steps that have a gradient.
 
 Only positives are ranked, so time grows with positives x columns instead of the square of the columns, and memory does
 not grow with the number of positives.
@@ -29,7 +29,7 @@ def count_above(
     - with temperature 0 the exact step, 1 from 0 on, without gradient: the number of values not below the threshold;
     - with a temperature the sigmoid of `difference / temperature`;
     - with `linear_from` too, an upper bound of the exact step: the sigmoid plus 0.5 from 0 on, and a straight line
-      from `linear_from` on, of this slope.
+      of slope `slope` from `linear_from` on.
 
     Thresholds are [rows, p], padded with +inf, and values [rows, q], padded with -inf.
     """
@@ -61,7 +61,7 @@ def _ascending(thresholds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _fused(values: Tensor) -> ModuleType | None:
-    """The module whose functions compute a row in one go, if there is one for the device and the type of values."""
+    """The module that computes a row in one pass, or None if none supports the device and type of the values."""
     if uses_kernel(values, "rank_kernels", _kernels_agree):
         from vicinal.losses import rank_kernels  # imports Triton
 
@@ -73,8 +73,8 @@ def _fused(values: Tensor) -> ModuleType | None:
     return None
 
 
-# Custom operators: memory does not grow with the number of thresholds, and torch.compile does not trace them, which
-# would hold all differences at once.
+# Custom operators, so that memory does not grow with the number of thresholds: if torch.compile traced them, all
+# differences would be held at once.
 @torch.library.custom_op("vicinal::count_above", mutates_args=())
 def _count_above(thresholds: Tensor, values: Tensor, temperature: float, linear_from: float, slope: float) -> Tensor:
     if (fused := _fused(values)) is not None:

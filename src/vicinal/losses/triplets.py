@@ -110,8 +110,8 @@ class TripletLoss(RowLoss):
         return sums, violating
 
 
-# A custom operator: memory does not grow with the number of triplets, and torch.compile does not trace it, which would
-# hold all triplets at once.
+# A custom operator, so that memory does not grow with the number of triplets: if torch.compile traced it, all triplets
+# would be held at once.
 @torch.library.custom_op("vicinal::sum_over_triplets", mutates_args=())
 def _sum_over_triplets(
     positives: Tensor, negatives: Tensor, margin: float, soft: bool, semi_hard: bool

@@ -42,7 +42,7 @@ def add_lora(
         rank: The rank of the adapters, 1 or more.
         alpha: The scale of the adapters times their rank.
         dropout: Dropout probability of the inputs of the adapters, 0 to below 1.
-        targets: Names of the layers, each whole or its end: ``attn.qkv`` is that layer of all blocks. None: queries,
+        targets: Names of the layers, or the ends of names: ``attn.qkv`` is that layer of all blocks. None: queries,
             keys, values and output of all attention layers of a transformer, together with the MLPs where it uses a
             weight of its attention in another way than by calling the layer (BEiT, EVA, Swin V2); the MLPs of ConvNeXt;
             all convolutions but the first and grouped ones of other networks, such as ResNet and EfficientNet.
@@ -128,7 +128,7 @@ def _called(embedder: Embedder) -> set[str]:
 
 
 def _problem(layer: nn.Module) -> str:
-    """Why a layer can have no adapter: a subclass may do more with its weight, which a merged one would not undergo."""
+    """Why a layer can have no adapter: a subclass may transform its weight further, which merging would skip."""
     if type(layer) is nn.Conv2d:
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
         return "" if plain else "a convolution with groups, dilation or other padding than zeros"

@@ -129,8 +129,8 @@ def patch_size(backbone: nn.Module) -> tuple[int, ...]:
 def check_patches(backbone: nn.Module, name: str, size: int) -> None:
     """Raise InputError if images of `size` pixels cannot be divided into the backbone's patches.
 
-    A few weights were published for a size of which the patches leave a margin, such as SigLIP's 384 pixels for patches
-    of 14; a backbone that takes this size only leaves the margin out.
+    A few weights were published for a size that is not a multiple of the patch size, such as SigLIP's 384 pixels for
+    patches of 14; a backbone that takes only this size ignores the margin.
     """
     sides, cfg = patch_size(backbone), getattr(backbone, "pretrained_cfg", None)
     is_published = isinstance(cfg, dict) and cfg["input_size"][-1] == size and takes_one_size(backbone)
@@ -179,7 +179,7 @@ def choose_frozen(frozen: FrozenBatchNorm, is_pretrained: bool) -> FrozenBatchNo
 
 
 def freeze_weights(backbone: nn.Module, frozen: FrozenBatchNorm) -> None:
-    """Let weights and biases get no gradient, if all is frozen."""
+    """Disable the gradients of weights and biases if `frozen` is "all"."""
     for norm in _batch_norms(backbone) if frozen == "all" else ():
         norm.requires_grad_(False)
 
@@ -196,7 +196,7 @@ def _batch_norms(backbone: nn.Module) -> Iterator[_BatchNorm]:
 
 
 def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, int]:
-    """Find how many layers above each parameter of a timm model, its classifier included, are nearer to the output.
+    """Count the layers that are nearer to the output than each parameter of a timm model, including its classifier.
 
     The layers are those of timm's `group_matcher`, by which it decays learning rates: the stem, each block, and what
     comes after the blocks (an attention pooling, a projection), which counts as the classifier. The normalization after
@@ -205,7 +205,7 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
         raise InputError(f"{name} does not know the order of its layers; it has no group_matcher")
-    # A parameter that no group matches, as those of a classifier, so that there is always one.
+    # A parameter that no group matches, like those of a classifier, so that a classifier always exists.
     named = SimpleNamespace(named_parameters=lambda: [*backbone.named_parameters(), ("\0classifier", None)])
     numbers: dict[str, int] = _timm().models.group_parameters(named, matcher(coarse=False), reverse=True)
     last = numbers.pop("\0classifier")

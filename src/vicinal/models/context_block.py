@@ -119,13 +119,13 @@ class ContextBlock(nn.Module):
         return weights if mask is None else weights.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 
     def scale_update(self, factor: float) -> None:
-        """Multiply what attention and the MLP add to an embedding."""
+        """Multiply the updates of attention and MLP by a factor."""
         attention = self.output if self.gate is None else self.gate
         for weight in [attention, *([] if self.mlp is None else [self.mlp.output])]:
             weight.mul_(factor)
 
     def _attention(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """The attention weights [n, num_heads, k]; those of an embedding without neighbors mean nothing."""
+        """The attention weights [n, num_heads, k]; those of an embedding without neighbors are meaningless."""
         temperature = self.settings.temperature if self.log_temperature is None else self.log_temperature.exp()
         queries = self._queries_in_context_space(embeddings) * (self.scale * temperature)
         logits = queries @ context.transpose(1, 2)
@@ -163,7 +163,7 @@ def _random_matrix(rows: int, dim: int) -> Tensor:
 
 
 def _similarity_matrix(rows: int, dim: int) -> Tensor:
-    """The rows of the identity, over and over again; fewer than `dim` rows are random orthonormal vectors."""
+    """The rows of the identity, repeated; fewer than `dim` rows are random orthonormal vectors."""
     if rows < dim:
         return nn.init.orthogonal_(torch.empty(rows, dim))
     return torch.eye(dim)[torch.arange(rows) % dim]

@@ -18,11 +18,11 @@ from vicinal.utils.errors import InputError, import_extra, one_line
 
 TIMEOUT = 10  # seconds in which a server must answer
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-"""The files in which timm looks for the weights of a model on the Hugging Face Hub, the first first."""
+"""The files in which timm looks for the weights of a model on the Hugging Face Hub, in order of preference."""
 
 
 class DownloadError(InputError):
-    """Published weights could not be fetched; `place` is that for a manual download."""
+    """Published weights could not be fetched; `place` says where to put a manual download."""
 
     def __init__(self, problem: str, place: str) -> None:
         super().__init__(f"{problem}; use pretrained=path/to/model.safetensors, pretrained=false, or {place}")

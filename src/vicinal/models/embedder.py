@@ -203,7 +203,7 @@ class Embedder(SavedModel):
         return pooled
 
     def unnormalized(self, images: Tensor, with_projector: bool = False) -> Tensor:
-        """Compute embeddings [n, dim] before L2 normalization; those of the projector, if there is one and is asked."""
+        """Compute embeddings [n, dim] before L2 normalization; those of the projector, if any and asked for."""
         return self._project(self.pooled_features(images), with_projector)
 
     def split_output(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -237,14 +237,14 @@ class Embedder(SavedModel):
     def train(self, mode: bool = True) -> Embedder:
         """Set training mode, or evaluation mode if `mode` is False; frozen batch normalization stays in the latter.
 
-        Beside that of `freeze_batch_norm` it is frozen where its weight is, by `requires_grad`.
+        Besides `freeze_batch_norm`, a batch normalization is frozen if its weight does not require a gradient.
         """
         super().train(mode)
         backbones.freeze_statistics(self.backbone, self.freeze_batch_norm)
         return self
 
     def __repr__(self) -> str:
-        """The arguments that say what it is; `print(model.backbone)` shows the layers."""
+        """The main arguments; `print(model.backbone)` shows the layers."""
         names = ("backbone", "dim", "pooling", "norm")
         given = ", ".join(f"{name}={self.config[name]!r}" for name in names)
         parameters = sum(each.numel() for each in self.parameters())
@@ -253,8 +253,8 @@ class Embedder(SavedModel):
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that are trained, by part: `backbone`, `pooling`, `head` and `projector`.
 
-        Parameters of the backbone that are frozen, such as those that have LoRA adapters, are in none of them. A part
-        without parameters, such as a pooling whose p is not learned, has an empty list.
+        Frozen parameters of the backbone, such as those with LoRA adapters, are in none of them. A part without
+        parameters, such as a pooling whose p is not learned, has an empty list.
         """
         return {
             "backbone": [parameter for parameter in self.backbone.parameters() if parameter.requires_grad],
@@ -376,7 +376,7 @@ class Embedder(SavedModel):
     ) -> Embedder:
         """Wrap any module that maps images to vectors, which are L2-normalized then.
 
-        It is saved by the import path of what builds it, with its weights. Loading such a folder imports code, so it
+        It is saved as the import path of its constructor, with its weights. Loading such a folder imports code, so it
         needs `allow_imports` of :meth:`from_pretrained`, or `--allow_import` on the command line.
 
         Args:

@@ -24,7 +24,7 @@ DTYPES: dict[str, torch.dtype] = {"32": torch.float32, "bf16": torch.bfloat16, "
 MAX_TENSORS = 20_000  # more than any published network has
 MODULES_PER_TENSOR, MORE_MODULES = 20, 1_000
 """Networks have about two modules per tensor, since some modules, such as activations, have no weights."""
-MAX_BUFFER_BYTES = 10**9  # for buffers of networks with less weights, of which few megabytes are usual
+MAX_BUFFER_BYTES = 10**9  # for buffers of networks with smaller weights; a few megabytes are usual
 
 
 @contextmanager

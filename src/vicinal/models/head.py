@@ -273,7 +273,7 @@ def shortened(vectors: Floats, dim: int | None) -> Floats:
 
 
 def check_dim(dim: int, full_dim: int) -> None:
-    """Raise InputError if embeddings of `full_dim` dimensions do not have `dim` first ones."""
+    """Raise InputError if embeddings of `full_dim` dimensions cannot be shortened to `dim`."""
     check_positive_integer(shortened, dim=dim)
     if dim > full_dim:
         raise InputError(f"dim = {dim} exceeds those of the embeddings, {full_dim} dimensions")

@@ -49,7 +49,7 @@ def image_batches(
     The transform's version for testing is applied to everything but tensors, which are transformed already and float;
     other batches are uint8 pixels, which the embedder normalizes on its device, read into page-locked memory for a GPU.
     Whole images, which differ in size, are batches of one. With `on_error="skip"` an image dataset, whose cache is
-    used, leaves out at the end what cannot be read.
+    used, leaves out unreadable images at the end.
     """
     _check_counts(batch_size, num_workers)
     given: Any = source
@@ -62,7 +62,7 @@ def image_batches(
     dataset = _dataset(given, transform)
     batches = PixelBatches(dataset, row_batches(dataset, range(len(dataset)), batch_size))
     pixels = load_pixels(batches, device, num_workers)
-    is_skipping = on_error == "skip"  # while images are embedded: to look for them before would decode all twice
+    is_skipping = on_error == "skip"  # during embedding; to look for unreadable images first would decode all twice
     return without_unreadable(dataset, pixels) if is_skipping else map(all_readable, pixels), len(batches)
 
 
@@ -114,7 +114,7 @@ def _all_are(source: Any, kind: type) -> bool:
 
 
 def _check_paths(source: Any) -> None:
-    """Raise InputError unless the source is a list of paths; of a list, the message names the first other element."""
+    """Raise InputError unless the source is a list of paths; for a list, the message names the first other element."""
     is_list, place = isinstance(source, (list, tuple)), ""
     others = [each for each in enumerate(source) if not isinstance(each[1], (str, os.PathLike))] if is_list else []
     if is_list and not others:

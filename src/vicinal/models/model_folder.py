@@ -103,7 +103,7 @@ FORMATS = {model_format.name: model_format for model_format in (EMBEDDER, REFINE
 def write(
     folder: str | Path, model_format: ModelFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a model folder atomically; a saved model of the same kind that was there alone is replaced."""
+    """Write a model folder atomically; a folder with only a saved model of the same kind is replaced."""
     folder = Path(folder)
     _check_replaceable(folder, model_format)
     try:
@@ -182,7 +182,7 @@ def count_tensors(folder: Path) -> int:
 def check_tensors(folder: Path, expected: Mapping[str, Tensor]) -> None:
     """Check that the weights of a saved model have exactly the expected names and shapes, and types of the same kind.
 
-    Only the header is read. Pickled weights are never opened. Meta tensors suffice for what is expected.
+    Only the header is read. Pickled weights are never opened. `expected` may hold meta tensors.
     """
     path = folder / WEIGHTS
     with _open_weights(folder) as file:

@@ -22,7 +22,7 @@ from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_allowed
 
 TOLERANCE = 0.01
-"""Of the vectors of two modules with the same weights, as a fraction; in half precision they differ less."""
+"""Maximum relative difference of the vectors of two modules with equal weights; half precision changes them less."""
 
 
 class ModuleEmbedder(Embedder):
@@ -114,7 +114,7 @@ def _build(path: str, arguments: Mapping[str, Any], allow_imports: Sequence[str]
 
 
 def _output(module: nn.Module, transform: ImageTransform) -> Tensor:
-    """The vector that a module gives for an image, which is always the same, float32 [dim]."""
+    """The vector that a module gives for a fixed image, float32 [dim]."""
     weight = next(module.parameters(), None)
     if weight is None:
         raise InputError("the module has no weights; there is nothing to embed with")

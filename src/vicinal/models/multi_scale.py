@@ -60,7 +60,7 @@ def embed_multi_scale(
         device: The device to which the model is moved first; None: do not move it.
         progress: Show a progress bar.
         on_error: Raise an error at a file that cannot be read, or skip it. With `max_size`, an `ImageDataset` leaves it
-            out if its transform keeps whole images, which has `longest`.
+            out if its transform keeps whole images by `longest`.
 
     Returns:
         float32 [n, dim], L2-normalized, in the order of `source`.

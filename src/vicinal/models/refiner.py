@@ -29,8 +29,8 @@ class ContextRefiner(SavedModel):
     a fourth matrix for the output. A new refiner is the identity.
 
     By default attention starts as a softmax of cosine similarities, and the update of a block as 0 times the mean of
-    the neighbors, weighted by attention. These start values make a refiner that is trained on few classes one that
-    helps others; ``attention_start="random", residual_gate=False, null_similarity=None, learn_temperature=False,
+    the neighbors, weighted by attention. With these start values, a refiner that is trained on few classes generalizes
+    to others; ``attention_start="random", residual_gate=False, null_similarity=None, learn_temperature=False,
     num_heads=4`` is the cross-attention of the paper.
 
     A block has ``4 * inner_ratio * dim^2`` parameters, ``2 * mlp_ratio * dim^2`` with an MLP, and a few numbers: 8.4
@@ -198,7 +198,7 @@ class ContextRefiner(SavedModel):
 
     @torch.no_grad()
     def scale_updates(self, factor: float) -> None:
-        """Multiply what every block adds to an embedding, before it is normalized again; with 0 it is the identity.
+        """Multiply the update that every block adds to an embedding before normalization; with 0 it is the identity.
 
         Args:
             factor: 0 or more; a smaller step is safer and gains less.

@@ -199,7 +199,7 @@ def hash_tensors(digest: hashlib._Hash, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _common_dtype(weights: Mapping[str, Tensor], source: str = "") -> torch.dtype:
-    """The data type of all weights; with several it would be undefined which one the inputs must have."""
+    """The data type of all weights; with several, the data type of the inputs would be undefined."""
     names = {tensor.dtype: name for name, tensor in weights.items()}
     if len(names) > 1:
         several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())

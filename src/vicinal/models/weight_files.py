@@ -51,7 +51,7 @@ EXPANDING_BLOCK = {
 OTHER_BLOCK = {**EXPANDING_BLOCK, "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 EFFICIENTNET_NAME = re.compile(r"((?:\w+\.)*?)(?:_blocks\.(\d+)\.)?(_[a-z]\w+)\.(\w+)")
 
-# Prefixes of the names of tensors in checkpoints of which a network is a part.
+# Prefixes of tensor names in checkpoints that contain a network.
 PREFIX = re.compile(r"(?:(?:module|_orig_mod|model|backbone)\.)+")
 
 

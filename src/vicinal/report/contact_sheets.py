@@ -171,7 +171,7 @@ def neighbor_grid(
 ) -> list[Path]:
     """Draw each query in a row with its neighbors: green frame for the same label, red for another, gray if unknown.
 
-    More than ten neighbors go on in the next row. What does not fit on a sheet of 20 rows is on further ones, called
+    More than ten neighbors go on in the next row. Rows beyond the 20 of a sheet are on further sheets, called
     `found_2.png`, `found_3.png` and so on if `path` is `found.png`, each with the numbers of its queries in the title.
     There are at most 50 sheets; if queries are left out, the title of the last one says so. Labels are compared as
     text, so that class 5 of a benchmark equals a folder named `5`.

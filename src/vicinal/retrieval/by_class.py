@@ -36,12 +36,12 @@ class ClassSimilarities:
 
     @property
     def best(self) -> Floats:
-        """Of the most similar class."""
+        """The similarity to the most similar class."""
         return np.maximum(self.own, self.others[:, 0])
 
     @property
     def runner_up(self) -> Floats:
-        """Of the second most similar class, -1 where there is one class only; two other classes must be given."""
+        """The similarity to the second most similar class, -1 with one class only; two others must be given."""
         first, second = self.others[:, 0], self.others[:, 1]
         runner_up = np.where(self.own > first, first, np.maximum(self.own, second))
         return np.maximum(runner_up, LOWEST_SIMILARITY)
@@ -136,7 +136,7 @@ def _best_by_class(
 
 
 def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: Tensor | None) -> Tensor:
-    """The mean of the best scores with each class, or with norms their sum over these, float32 [queries, classes]."""
+    """The mean of the best scores with each class or, with norms, the sum of all / norm, float32 [queries, classes]."""
     pooled = torch.full((len(scores), num_classes), -torch.inf, device=scores.device)
     order, counts = np.argsort(labels, kind="stable"), np.bincount(labels, minlength=num_classes)
     starts = np.cumsum(counts) - counts
@@ -166,7 +166,7 @@ def _norms_of_sums(gallery: UnitVectors, labels: Integers, num_classes: int) -> 
 def _divide_by_own_norms(
     pooled: Tensor, scores: Tensor, mine: Tensor, norms: Tensor, gallery: UnitVectors, columns: Tensor
 ) -> None:
-    """Divide the scores with the query's own class by the length of the sum that is left of it, in place.
+    """Divide the scores with the query's own class by the length of the sum of its remaining vectors, in place.
 
     The scores, [queries, gallery], are minus infinity where a vector is excluded; `columns` are the classes of the
     gallery.

@@ -30,9 +30,9 @@ def match_images(
 ) -> list[SearchResult]:
     """Search an index for every row of a table, and decide for each whether there is a match.
 
-    The threshold of the index's calibration decides whether the best match is accepted; it leaves out no match. Minima
-    decide in its place, and leave out the matches below. Every accepted match has a vote for the class of the query; on
-    a margin, all k have one if the best match is accepted.
+    The threshold of the index's calibration decides whether the best match is accepted; it removes no match. Minima
+    replace it, and remove the matches below them. Every accepted match votes for the class of the query; with a margin,
+    all k vote if the best match is accepted.
 
     Args:
         index: the index to search, with its :attr:`~vicinal.Index.calibration`.
@@ -46,7 +46,7 @@ def match_images(
 
     Raises:
         InputError: as :func:`~vicinal.retrieval.search_images`; there is neither a calibration nor a minimum; the
-            calibration does not apply, as matches are re-ranked, or as it is about margins and the index has no labels;
+            calibration does not apply: matches are re-ranked, or it is about margins and the index has no labels;
             or a minimum is invalid.
 
     Example:
@@ -142,6 +142,6 @@ def _decide(
     best = float(scores[0]) if len(scores) else None
     probability = None if calibration is None or best is None else float(calibration.probability(best))
     labels = [match["label"] for match in votes if "label" in match]
-    label = max(dict.fromkeys(labels), key=labels.count, default=None)  # of equally frequent ones, of the best match
+    label = max(dict.fromkeys(labels), key=labels.count, default=None)  # in a tie that of the best match
     decision = Decision(bool(votes), label, best, probability)
     return replace(result, matches=votes if has_minimum else result.matches, decision=decision)

@@ -42,7 +42,7 @@ def identify(index: ImageIndex, vectors: Floats, table: Table, *, min_score: flo
         without a calibration.
 
     Raises:
-        InputError: the index has no labels, a refiner, neither a calibration nor a minimum, or other dimensions; or
+        InputError: the index has no labels, a refiner, neither a calibration nor a minimum, or another dimension; or
             more than 10,000 photos are new.
 
     Example:
@@ -112,7 +112,7 @@ def _thresholds(index: ImageIndex, calibration: Calibration | None, min_score: f
 
 
 def new_names(number: int, taken: Collection[Any]) -> list[Any]:
-    """Names for new identities, which no other has.
+    """Unused names for new identities.
 
     Example:
         >>> new_names(2, ["Ada", "new-1"]), new_names(2, [3, 7])

@@ -1,4 +1,4 @@
-"""Clusters of photos by average linkage, whose number is not known."""
+"""Clusters of photos by average linkage, without a given number of clusters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def average_linkage(unit: Floats) -> Doubles:
 
 
 def cluster_photos(unit: Floats, min_similarity: float) -> Integers:
-    """Cluster photos by :func:`average_linkage`, as long as two clusters are at least so similar.
+    """Cluster photos by :func:`average_linkage`: merge clusters that are at least this similar.
 
     Args:
         unit: float32 [n, d], of length 1.

@@ -79,7 +79,7 @@ def similar_pairs(vectors: UnitVectors, threshold: float) -> Iterator[Pairs]:
 def _blocks(
     queries: UnitVectors, gallery: UnitVectors, thresholds: Floats, is_symmetric: bool = False
 ) -> Iterator[Pairs]:
-    """The pairs of each block of queries with each block of the gallery; if symmetric, of those on the diagonal up."""
+    """The pairs of each block of queries and block of the gallery; if symmetric, only on and above the diagonal."""
     rows = min(RANGE_ROWS, len(queries))
     columns = min(len(gallery), rows_within_budget(rows, BLOCK_ROWS, 2**30, queries.device) // BLOCK_ROWS * BLOCK_ROWS)
     buffer = ScoreBuffer(rows, columns, queries.device)
@@ -171,7 +171,7 @@ def top_k(
 def nearest(
     queries: UnitVectors, gallery: UnitVectors, k: int, exclusions: Exclusions, chunk_size: int | None = None
 ) -> Neighbors:
-    """Find the `k` nearest neighbors as :func:`top_k` does, of vectors that are unit vectors already."""
+    """Find the `k` nearest neighbors as :func:`top_k` does, for unit vectors."""
     check_same_dim(queries, gallery)
     exclusions.check_enough(k)
     rows = chunk_size or rows_within_budget(len(gallery), MIN_ROWS, MAX_ROWS, queries.device)

@@ -59,7 +59,7 @@ class QueryGallery:
 
     @cached_property
     def max_neighbors(self) -> int:
-        """How many neighbors every query has at least."""
+        """The least number of neighbors that any query has."""
         return len(self.gallery) - bool((self.exclude_self >= 0).any())
 
     def query_neighbors(self, k: int) -> Neighbors:

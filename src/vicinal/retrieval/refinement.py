@@ -129,7 +129,7 @@ class Refinement(Reranking):
             refined = self._refine_by_gallery(query_gallery.gallery, outside, query_gallery.chunk_size)
         else:
             refined = self._refine_together(query_gallery.gallery, outside, query_gallery.chunk_size)
-        size = len(query_gallery.gallery)  # behind the gallery are the queries outside of it
+        size = len(query_gallery.gallery)  # the queries outside of the gallery come after it
         query_rows = np.where(is_outside, size + is_outside.cumsum() - 1, query_gallery.exclude_self)
         return RerankedScores(refined.subset(query_rows), refined.subset(np.arange(size)))
 

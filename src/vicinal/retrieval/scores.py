@@ -4,8 +4,8 @@ A matrix product may add the terms of one entry in a different order when the sh
 scores that differ in the last bit. Blocks are therefore padded with zeros to whole multiples of a fixed tile: the score
 of two vectors then depends on these two vectors only, equal vectors tie, and no result depends on the block size.
 
-On a GPU the products have IEEE precision too, but its library may choose an order of additions by the shape, multiples
-of a tile or not: scores can differ there in their last bits with the block size, and ranks of scores that are so close.
+On a GPU the products have IEEE precision too, but its library may order additions by the shape, multiples of a tile or
+not: there the block size can change the last bits of scores, and the ranks of scores that close.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class UnitVectors:
 
     @classmethod
     def of_units(cls, units: Floats, name: str) -> UnitVectors:
-        """Vectors that have length 1 already, as they are: to divide them again would change their last bits."""
+        """Vectors of length 1, unchanged: normalizing them again would change their last bits."""
         vectors = cls(units, name)
         vectors._units = vectors._data
         return vectors
@@ -120,8 +120,8 @@ class UnitVectors:
 
     def _check_finite(self, name: str) -> None:
         starts = range(0, len(self), BLOCK_ROWS)
-        # Infinity over infinity is NaN too. The host waits for a GPU once. Sums that stay between the blocks in memory
-        # would keep these apart once they are free, so that all memory of the blocks is used at the same time.
+        # Infinity over infinity is NaN too. The host waits for a GPU once. Sums allocated between the blocks would
+        # fragment the freed memory, so that all blocks would take memory at the same time.
         sums = torch.empty(len(starts), device=self.device)
         for number, start in enumerate(starts):
             torch.sum(self.block(start, start + BLOCK_ROWS), dim=(0, 1), out=sums[number])
@@ -185,7 +185,7 @@ def _tile_scores(queries: Tensor, gallery: UnitVectors, rows: Integers, columns:
 
 
 def _product(queries: Tensor, gallery: Tensor, out: Tensor | None = None) -> Tensor:
-    """The inner products of two blocks of vectors, which never round them: not to TF32 either."""
+    """The inner products of two blocks of vectors at full precision, not in TF32."""
     with ieee_products(queries.device):
         return torch.mm(queries, gallery.T, out=out)
 

@@ -21,7 +21,7 @@ from vicinal.utils.errors import InputError
 if TYPE_CHECKING:
     from vicinal.retrieval.reranking.base import Reranking
 
-OWN_NAMES = ("score", "box", "matching_patches")  # of a match; columns of a table that are called so get another name
+OWN_NAMES = ("score", "box", "matching_patches")  # of a match; table columns of these names are renamed
 ATTEMPTS = 5  # of a search whose matches are deleted before they are looked up
 SHOWN = ("id", "path", "label", "score", "box")  # in a line of text by themselves, not as further columns
 
@@ -32,7 +32,7 @@ class Decision:
 
     Attributes:
         is_match: whether the best match is accepted; otherwise the query is of an unknown class.
-        label: the class of most of the accepted matches, of several the one with the best match (k-nearest neighbors);
+        label: the most frequent class of the accepted matches, in a tie that of the best match (k-nearest neighbors);
             None where none is accepted or has a label.
         score: of the best match, of the kind that the calibration is about; None without a match.
         probability: that the best match is right; None without a calibration or a match.
@@ -241,7 +241,7 @@ class _Search:
         return results
 
     def _explained(self, query: int, found: pd.DataFrame, rows: Integers) -> list[Record]:
-        """What the re-ranking says about the matches of a query, which are rows of those found."""
+        """Further values of the re-ranking about the matches of a query, by their rows in `found`."""
         if self.reranking is None:
             return [{} for _ in rows]
         return self.reranking.explain(query, found["id"].to_numpy()[rows])
@@ -251,7 +251,7 @@ class _Search:
     ) -> list[Integers]:
         """The positions of the first k matches among the neighbors of each query, [q, neighbors].
 
-        Neighbors are given by their rows in `found`, where they exist there; grouped searches have very many.
+        Neighbors are given by their rows in `found`, if they exist there; grouped searches have very many neighbors.
         """
         keys = None
         if self.exclude_self and self.table.has("path") and "path" in found:
@@ -275,7 +275,7 @@ def _group_codes(values: pd.Series) -> Integers:
 
 
 def _first_of_groups(groups: Integers, among: Integers) -> Integers:
-    """The first of each group, among some, in their order."""
+    """The first member of each group among the given positions, in their order."""
     return among[np.sort(np.unique(groups[among], return_index=True)[1])]
 
 

@@ -69,7 +69,7 @@ INFO = {
     "columns": [{"name": "price", "type": "number", "values": None}], "limits": {"max_k": 1000},
     "can_write": True, "can_embed": True, "version": "0.1.0",
 }  # fmt: skip
-FORM_TEXT = ("box", "vector", "columns")  # which a form has as JSON
+FORM_TEXT = ("box", "vector", "columns")  # fields that are JSON in a form
 
 
 def described(body: type[BaseModel], status: int = 200) -> dict[str, Any]:
@@ -177,7 +177,7 @@ async def info(request: Request) -> Response:
 
 @router.get("/health")
 async def health() -> Response:
-    """Whether the process lives."""
+    """Whether the process is alive."""
     return JSONResponse({"status": "alive"})
 
 
@@ -205,7 +205,7 @@ def _id(text: str) -> int:
 
 
 class _Server(uvicorn.Server):
-    """A server that says where it listens, and that a signal stops without an error."""
+    """A server that logs its address, and that a signal stops without an error."""
 
     def __init__(self, config: uvicorn.Config, service: Service, address: str) -> None:
         super().__init__(config)
@@ -253,7 +253,7 @@ def run(service: Service, host: str, port: int, access: Access, is_logged: bool 
 
 @contextlib.contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that no other process listens at."""
+    """A bound socket, on which no other process listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:

@@ -103,7 +103,7 @@ class SearchBody(_Input):
     exclude_id: Id | None = Field(None, description="an item that is not to be found, such as the query itself")
 
     def options(self) -> SearchBody:
-        """The request without its image, vector or item, which can be hashed: equal ones are searched together."""
+        """The request without its image, vector or item; it is hashable, and equal ones are searched together."""
         return self.model_copy(update=dict.fromkeys((*SOURCES, "box")))
 
 
@@ -155,7 +155,7 @@ async def read_body(request: Request, kind: type[Body], max_ids: int = 0) -> Bod
 
 
 def _check_number_of_values(data: bytes, at_most: int) -> None:
-    """Check how many values a JSON text may hold at most: the time and memory of parsing it grow with them."""
+    """Limit the number of values in a JSON text, with which the time and memory of parsing it grow."""
     if data.count(b",") > at_most + MAX_KEYS or data.count(b":") > MAX_KEYS:
         raise Problem(422, f"the body has more than {at_most:,} values, or {MAX_KEYS:,} keys")
 

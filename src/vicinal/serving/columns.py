@@ -81,7 +81,7 @@ class ColumnKinds:
         return {name: self._checked(name, value) for name, value in values.items() if value is not None}
 
     def extend(self, row: Mapping[str, Any]) -> None:
-        """Take the kinds of an item that was added."""
+        """Extend the kinds by those of an added item."""
         new = [name for name in row if name not in self._kinds]
         if new and len(self._kinds) + len(new) > self.max_columns:
             raise InputError(f"columns.{shown(new[0])}: the index has {len(self._kinds)} columns, and may have "

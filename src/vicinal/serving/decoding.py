@@ -73,7 +73,7 @@ class Failure:
 
 
 class Decoder:
-    """Performs tasks, one after the other; its folder, which holds the file that is decoded, goes with it."""
+    """Performs tasks, one after the other; its folder, which holds the file being decoded, is deleted with it."""
 
     def __init__(
         self, prepare: Prepare | None, max_pixels: int, channels: int = 3, prepare_local: Prepare | None = None
@@ -162,7 +162,7 @@ def _use_one_thread() -> None:
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal sends to all processes, to the one that finishes requests first."""
+    """Ignore Ctrl-C, which a terminal sends to all processes: the main process finishes requests first."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -119,7 +119,7 @@ class PillowEmbedder:
 
 
 def as_image_embedder(model: Any) -> ImageEmbedder:
-    """The embedder for one, for an :class:`~vicinal.Embedder`, or for an object with `embed` for PIL images."""
+    """An :class:`ImageEmbedder` as it is, or for an :class:`~vicinal.Embedder` or an object that embeds PIL images."""
     if hasattr(model, "preparation"):
         return model
     from vicinal.models.embedder import Embedder

@@ -29,7 +29,7 @@ from vicinal.utils.errors import EngineUnavailableError, InputError, one_line
 
 MAX_GROUP = 256  # requests whose changes are made in one transaction
 FOLLOW_SECONDS = 0.2  # between checks for changes of other processes
-WAIT_SECONDS = 0.05  # between looks whether a model is loaded
+WAIT_SECONDS = 0.05  # between checks whether a model is loaded
 RETRY_SECONDS = 10.0  # after vector files could not be written
 
 
@@ -51,8 +51,8 @@ class FolderStore(Store):
     """The index in a folder, for any number of readers and one writing thread.
 
     Changes that wait together are made in one transaction, and acknowledged when it is durable. Other processes may
-    change the index at the same time; a second thread sees that, and writes new vector files when many vectors are in
-    the database alone. Searches wait for neither.
+    change the index at the same time; a second thread follows them, and writes new vector files when many vectors are
+    only in the database. Searches wait for neither.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FolderStore(Store):
         return image_file(path, self.folder)
 
     def _follow(self) -> None:
-        """See the changes of other processes, and write vector files when it is time."""
+        """Follow the changes of other processes, and write vector files when they are due."""
         retry, last_fold = 0.0, time.monotonic()
         while not self._stop.wait(max(FOLLOW_SECONDS, retry)):
             retry = 0.0
@@ -148,7 +148,7 @@ class FolderStore(Store):
                 retry = RETRY_SECONDS
 
     def _follow_model(self) -> None:
-        """After an upgrade load the new model, and then show the new vectors; requests use both of one epoch."""
+        """After an upgrade, load the new model, then switch to the new vectors; a request uses both of one epoch."""
         if self.load_model is None:
             return
         settings = self.index.state.database.settings()
@@ -189,7 +189,7 @@ class FolderStore(Store):
     def _write_group(self, group: Sequence[_Request]) -> None:
         try:
             answers, unused = self._committed_in_epoch(group)
-        except Exception as error:  # the disk may be full, or a defect
+        except Exception as error:  # such as a full disk, or a bug
             log(f"{self.folder}: changes cannot be written: {one_line(error)}")
             for request in group:
                 request.answer.set_exception(Problem(503, "the change cannot be written now", {"Retry-After": "10"}))
@@ -252,11 +252,11 @@ class _Changes:
         self.vectors: list[Floats] = []
         self.rows: list[dict[str, Any]] = []
         self.codes: list[bytes | None] = []
-        self.deleted: list[int] = []  # also of some that are added
+        self.deleted: list[int] = []  # also items of this transaction
         self.keys: dict[str, list[int]] = {}  # the ids of added items by the keys of their requests
 
     def answer(self, request: _Request) -> list[int] | InputError:
-        """Take the changes of a request; returns the ids of its answer, or its error."""
+        """Add the changes of a request; returns the ids of its answer, or its error."""
         if request.vectors is None:
             return self._delete(request.deleted)
         find = self._index.state.database.ids_of_request

@@ -42,7 +42,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Show a number that is asked for when the metrics are."""
+        """Add a gauge that is computed when the metrics are requested."""
         Gauge(f"vicinal_{name}", text, registry=self.registry).set_function(value)
 
 

@@ -31,7 +31,7 @@ class Limits:
         decode_memory_mb: megabytes that one of them may allocate to decode an image.
         save_changes: added items after which new vector files are written, if they are 5 % of all; until then their
             vectors are in the database alone.
-        save_seconds: seconds after which they are written if there is any.
+        save_seconds: seconds after which they are written if there are any.
 
     Raises:
         InputError: a limit is not a number, or is invalid.

@@ -40,8 +40,8 @@ EXACT_COUNT = 100_000  # items that are counted before the service starts; more 
 class RemoteStore(Store):
     """An index in a database, for any number of processes that read and write it.
 
-    A change is answered when the database has committed it. An item that is added has an id that follows from the key
-    of the request, so that it is added once, whichever process is asked again; without a key it is a random number. A
+    A change is answered when the database has committed it. The id of an added item is derived from the key of the
+    request, so that it is added once, whichever process gets a repeated request; without a key the id is random. A
     thread checks every other second whether the database answers: while it does not, requests are refused at once.
     """
 
@@ -132,7 +132,7 @@ class RemoteStore(Store):
         try:
             with self._pool_lock:
                 pool, self._pool = self._pool, ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="changes")
-            pool.shutdown()  # until no change is in work
+            pool.shutdown()  # waits for changes in progress
             self.index.follow(facts)
             take_into_use()
         finally:
@@ -168,7 +168,7 @@ class _ServedIndex(RemoteIndex):
             raise EngineUnavailableError(self.url, problem)
 
     def select(self, condition: str | None) -> Selection | None:
-        """Return the items that fulfill a condition, in which paths of this machine have no place."""
+        """Return the items that fulfill a condition, which cannot use paths of this machine."""
         if condition is None:
             return None
         self._check_connection()
@@ -183,7 +183,7 @@ class _ServedIndex(RemoteIndex):
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
     def check_facts(self, ask: Callable[[bool], object]) -> str | None:
-        """Read the facts of the index once; returns the problem, or None. `ask` is told if an answer is awaited."""
+        """Read the facts of the index once; returns the problem, or None. `ask` gets whether an answer is awaited."""
         known = self._settings
         ask(True)
         try:
@@ -225,7 +225,7 @@ class _Watcher:
         self._asked = time.monotonic() if is_awaited else None
 
     def close(self) -> None:
-        """End the threads, which are not waited for if they wait for the database."""
+        """End the threads, without waiting for those that wait for the database."""
         self._stop.set()
         for thread in self._threads:
             thread.join(1.0)

@@ -122,7 +122,7 @@ class Access:
     Attributes:
         token: that requests must have; None: none.
         hosts: the names in the header Host that are accepted; None: all.
-        origins: of pages of others that may ask by JavaScript, such as https://shop.example.
+        origins: of other pages that may send requests by JavaScript, such as https://shop.example.
 
     Example:
         >>> access = Access(token="0123456789abcdef")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vicinal.serving.local_queries import LocalQueries
 
 MAX_DECODE_SECONDS = 10.0
-PAUSE_SECONDS = 0.02  # between looks whether index and model have changed over
+PAUSE_SECONDS = 0.02  # between checks whether index and model have been switched
 
 
 class Service:
@@ -54,7 +54,7 @@ class Service:
             its settings; None: requests are refused then.
 
     Raises:
-        InputError: the index cannot be served, or the embedder is not its.
+        InputError: the index cannot be served, or the embedder does not belong to it.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Service:
         return take_into_use
 
     async def _epoch(self) -> int:
-        """The epoch of index and model, see :class:`Store`, once they have changed over."""
+        """The epoch of index and model, see :class:`Store`, once both have been switched."""
         while (epoch := self.store.epoch) % 2:
             await asyncio.sleep(PAUSE_SECONDS)
         return epoch
 
     async def _within_epoch(self, answer: Callable[[], Awaitable[Any]]) -> Any:
-        """An answer whose vectors are all of one model: it is found again if the index was upgraded meanwhile."""
+        """An answer whose vectors are all of one model; it is computed again if the index was upgraded meanwhile."""
         while True:
             epoch = await self._epoch()
             try:
@@ -154,7 +154,7 @@ class Service:
 
     @staticmethod
     def _local_queries(embedder: ImageEmbedder, settings: dict[str, Any] | None) -> LocalQueries | None:
-        """What computes local features of images, if the index stores some by these settings."""
+        """The queries' computation of local features, if the index stores some by these settings."""
         if settings is None or not isinstance(embedder.preparation, TorchPreparation):
             return None
         from vicinal.serving.local_queries import LocalQueries
@@ -315,7 +315,7 @@ class Service:
         }
 
     def without_paths(self, text: str) -> str:
-        """A message without the folders of this machine, and where its database is."""
+        """A message without the folders of this machine and the address of its database."""
         if self.store.engine != "folder":
             text = text.replace(self.store.place, self.store.name)
         place = self.store.place
@@ -330,7 +330,7 @@ class Service:
         return record
 
     def _ids_where(self, condition: str) -> list[int]:
-        """The ids of the items that fulfill a condition, if one request may delete as many."""
+        """The ids of the items that fulfill a condition, if one request may delete that many."""
         index, limit = self.index, self.limits.max_delete
         if index.count(index.select(condition), at_most=limit + 1) > limit:
             raise Problem(422, f"more than {limit:,} items fulfill the filter; one request deletes at most as many")

@@ -30,7 +30,7 @@ SUFFIXES = {"JPEG": ".jpg", "MPO": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "
 
 
 async def write_image(folder: Path, data: bytes, image_format: str) -> Path:
-    """Write a file of a new name; if it is not awaited any more, it is removed once it is written."""
+    """Write a file of a new name; if the caller no longer waits, it is removed once it is written."""
     suffix = SUFFIXES.get(image_format, f".{image_format.lower()}" if image_format.isalnum() else ".img")
     file = folder / f"{secrets.token_hex(16)}{suffix}"
     writing = asyncio.ensure_future(asyncio.to_thread(write_bytes, file, data))
@@ -48,9 +48,9 @@ def remove_image(file: Path | None) -> None:
 
 
 def remove_unused(folder: Path, paths: Collection[str]) -> None:
-    """Remove the files of images in a folder that no path names, of processes that were killed before they did so.
+    """Remove image files in a folder that no path names, which killed processes have left.
 
-    Others may be about to add images, so that files of the last hour stay.
+    Other processes may be about to add images, so files of the last hour stay.
     """
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return
@@ -67,9 +67,9 @@ class UpgradedError(InputError):
 class Store(ABC):
     """The index of a service, open within a `with` block, which any number of threads read.
 
-    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, are known at once. What reads rows
-    or searches may wait for a database, and is called in a thread; it raises EngineUnavailableError if that does not
-    answer.
+    Facts about the whole index, such as `index.dim`, `index.root` and `len(store)`, are known at once. Methods that
+    read rows or search may wait for a database, and are called in a thread; they raise EngineUnavailableError if it
+    does not answer.
     """
 
     engine = "folder"  # or postgresql or milvus
@@ -77,7 +77,7 @@ class Store(ABC):
     index: Any  # while the store is open
     # loads the model of an index that was upgraded, by its settings; the function that it returns takes it into use
     load_model: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
-    epoch = 0  # grows with every upgrade; odd while index and model change over
+    epoch = 0  # grows with every upgrade; odd while index and model are switched
 
     def __init__(self, place: str, name: str, limits: Limits | None, read_only: bool, refiner: Any = None) -> None:
         self.place, self.name, self.limits = place, name, limits or Limits()
@@ -109,7 +109,7 @@ class Store(ABC):
 
     def check_model(self) -> None:
         """Raise EngineUnavailableError if the index has embeddings of another model since the store was opened."""
-        return  # that of a database is watched
+        return  # a database is watched for this instead
 
     # changes
 

@@ -66,7 +66,7 @@ class DecodingPool:
         return self._threads.submit(self._perform, task)
 
     def close(self) -> None:
-        """End the processes; tasks that wait are given up."""
+        """End the processes; waiting tasks are cancelled."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._workers:
             worker.stop()

@@ -148,7 +148,7 @@ class _BackwardPass:
                 self._add_vectors(block, span, units, weights, tile.exponentials, grad_mean)
 
     def _add_values(self, block: Block, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a block's values, and their gradient through the anchors' own classes; return that by others and mean."""
+        """Add a block's values and their gradient through own classes; return the gradients of `others` and `mean`."""
         tensors = [block.anchors, others, self.blocks.mean(block), *self.blocks.own_centers(block)]
         inputs = [tensor.detach().requires_grad_() for tensor in tensors]
         with torch.enable_grad():
@@ -163,7 +163,7 @@ class _BackwardPass:
         return grad_others, grad_mean
 
     def _add_own(self) -> None:
-        """Add the gradients of own centers: last, as these need no `normalize_backward`, which the last block does."""
+        """Add the gradients of own centers: last, after `normalize_backward` in the last block, which these skip."""
         for block, grad_own in self.grad_own:
             if self.grad_vectors is not None:
                 self.grad_vectors.index_add_(0, self.blocks.own_columns(block), grad_own[0])
@@ -223,7 +223,7 @@ class CenterBlocks:
         anchors: float [n, d].
         labels: int [n].
         centers: class centers.
-        parameters: `centers.parameters`, of the type that is computed in.
+        parameters: `centers.parameters`, in the dtype of the computation.
     """
 
     def __init__(self, anchors: Tensor, labels: Tensor, centers: ClassCenters, parameters: Sequence[Tensor]) -> None:
@@ -231,7 +231,7 @@ class CenterBlocks:
         self.vectors, self.bias = parameters[0].detach(), parameters[1].detach() if len(parameters) > 1 else None
         columns, elements = centers.max_centers, tile_elements(anchors.device)
         max_kept = max(MAX_KEPT, MAX_KEPT_TILES * elements)
-        # With few anchors and many centers nothing is kept, and there is one block, as each block reads all centers.
+        # With few anchors and many centers no tile is kept, and one block holds all anchors, as each reads all centers.
         self.keep_tiles = columns * min(len(anchors), MIN_ROWS) <= max_kept
         rows = min(max(BLOCK_ROWS, elements // columns), max(MIN_ROWS, max_kept // columns))
         self.block_rows = rows if self.keep_tiles else len(anchors)

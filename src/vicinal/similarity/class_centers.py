@@ -74,7 +74,7 @@ class ClassCenters:
         return max(self.classes_per_process, default=0) * self.centers_per_class or len(self.vectors)
 
     def parameters(self, dtype: torch.dtype) -> list[Tensor]:
-        """Vectors and, where there is one, bias, in the type that is computed in."""
+        """Vectors and bias, if any, in the dtype of the computation."""
         return [part.to(dtype) for part in (self.vectors, self.bias) if part is not None]
 
     def locate(self, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ def check_labels(
 
 
 def check_label_range(name: str, labels: Tensor, num_classes: int) -> None:
-    """Labels must be in 0 ... num_classes - 1; on a GPU, which would be waited for, they are not checked."""
+    """Labels must be in 0 ... num_classes - 1; not checked on a GPU, where the host would have to wait."""
     if can_read_values(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise InputError(
             f"{name}: labels from {int(labels.min())} to {int(labels.max())} are not all in 0 ... {num_classes - 1} "
@@ -141,7 +141,7 @@ def check_pair_labels(
     relation: Relation | None,
     device: torch.device,
 ) -> None:
-    """Labels of n anchors and c references; the references that are the anchors must have their labels.
+    """Check the labels of n anchors and c references; anchors must have the same labels as references.
 
     Otherwise an anchor could be a pair of itself.
     """
@@ -161,7 +161,7 @@ def check_pair_labels(
 def check_masks(
     positive: Tensor, negative: Tensor | None, shape: list[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Both masks must be bool, disjoint and on a device; without `negative` all pairs that are not positive are."""
+    """Both masks must be bool, disjoint and on a device; `negative` defaults to all pairs that are not positive."""
     check_tensor("positive", positive, device)
     if positive.dtype == torch.bool and negative is None:
         negative = ~positive

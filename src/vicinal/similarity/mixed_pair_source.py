@@ -85,7 +85,7 @@ class Mixture:
         return WeightedSums(torch.searchsorted(rows, torch.arange(n)), order // 2, weights[order])
 
     def _terms(self) -> tuple[Tensor, Tensor]:
-        """The rows of all mixtures and their weights, two and two, [2 m] each."""
+        """The rows of all mixtures and their weights, two adjacent ones per mixture, [2 m] each."""
         rows = torch.stack([self.first, self.second], dim=1)
         return rows.flatten(), torch.stack([self.coefficient, 1 - self.coefficient], dim=1).flatten()
 
@@ -206,7 +206,7 @@ class MixedPairSource(PairSource):
 
     def similarity(self, span: slice) -> Tensor:
         rows, mixture = self._rows(span)
-        # Columns first, of the fewer rows that are mixed: selecting columns takes longer than selecting rows.
+        # Mix columns first, while there are fewer rows: selecting columns takes longer than selecting rows.
         mixed = self._columns.mix_columns(self.anchors[rows] @ self.references.T)
         return mixture.row_sums().to(mixed).of(mixed)
 

@@ -237,7 +237,7 @@ def _width(begin: Tensor, end: Tensor) -> int:
 def few_entries(gradient: Tensor) -> tuple[Tensor, Tensor] | None:
     """The rows and columns of the nonzero entries if they are few enough for :func:`add_sparse_products`, else None.
 
-    A loss with a margin that most pairs keep has few. A GPU is not waited for: there the result is None.
+    A loss has few if most pairs satisfy its margin. On a GPU the result is None, without synchronization.
     """
     sample = gradient[::SAMPLED_ROWS]
     if gradient.device.type != "cpu" or int(sample.count_nonzero()) > MAX_FRACTION * sample.numel():
@@ -253,7 +253,7 @@ def add_sparse_products(
     references: Tensor,
     totals: tuple[Tensor | None, Tensor | None],
 ) -> None:
-    """Add `gradient @ references` and `gradient.T @ anchors` to two tensors; None: it is not wanted.
+    """Add `gradient @ references` and `gradient.T @ anchors` to two tensors; None skips one.
 
     Example:
         >>> totals = torch.zeros(2, 1), torch.zeros(3, 1)

@@ -44,7 +44,7 @@ class TilePass(NamedTuple):
     tile_rows: int | None = None
 
     def mined(self, rows: Rows) -> Rows:
-        """The rows with the pairs that the miner leaves."""
+        """The rows with the pairs that the miner selects."""
         return self.miner(rows) if self.miner else rows
 
 

@@ -151,7 +151,7 @@ class BaseTrainer(ABC):
             yield
 
     def train_epoch(self) -> None:
-        """Take the steps of an epoch, or those that are left of it; fewer if the run ends within the epoch."""
+        """Take the remaining steps of an epoch; fewer if the run ends within the epoch."""
         self._on_epoch_start()
         self.throughput.restart()
         plan, per_step = self._plan(), self.settings.accumulate_grad_batches
@@ -174,7 +174,7 @@ class BaseTrainer(ABC):
         torch.manual_seed(derive_seed(self.settings.seed, self.progress.step, distributed.rank()))
         self.engine.set_learning_rates(epoch, self.progress.step, num_steps)
         is_logged = last or (self.progress.step + 1) % self.settings.log_every == 0
-        with distributed.equal_lengths():  # the sampler gives all processes as many images
+        with distributed.equal_lengths():  # the sampler gives all processes equally many images
             terms = [self._backward(batch, 1 / len(batches), last=batch is batches[-1]) for batch in batches]
         norm = self.engine.unscale_gradients()
         self.message = self._exchange(terms, is_logged)
@@ -223,7 +223,7 @@ class BaseTrainer(ABC):
         self.validate()
 
     def out_of_patience(self) -> bool:
-        """Whether the last `validation.patience` evaluations were without a new best score."""
+        """Whether the last `validation.patience` evaluations brought no new best score."""
         patience = self.settings.validation.patience
         return patience is not None and self.progress.evaluations_since_best >= patience
 
@@ -251,13 +251,13 @@ class BaseTrainer(ABC):
         return {name: value.detach() for name, value in terms.items()}
 
     def _exchange(self, terms: Sequence[LossTerms], is_logged: bool) -> StepMessage:
-        """Tell the other processes all that they must know of this step, and count its loss."""
+        """Exchange the state of this step with the other processes, and add its loss to the sum of the epoch."""
         is_late = time.monotonic() - self.saved_at > 60 * self.settings.checkpoint_minutes
         message = StepMessage.exchange(
             terms,
             with_terms=is_logged,
             is_stopping=self.stop.requested,
-            is_saving=is_late and self.is_main_process,  # the clocks of others differ
+            is_saving=is_late and self.is_main_process,  # the clocks of other processes differ
             shard_squares=self.engine.shard_squares(),
         )
         self.latest_loss = message.loss
@@ -280,10 +280,10 @@ class BaseTrainer(ABC):
         self.throughput.restart()
 
     def _stop_if_requested(self) -> None:
-        # One process need not tell others, and stops even if it was asked to after the message of its step.
+        # A single process sends no message, so it also stops if the request came after the message of its step.
         if self.message.is_stopping or (distributed.world_size() == 1 and self.stop.requested):
             self.save()
-            distributed.barrier()  # an error of one process ends the others, which may be the one that writes
+            distributed.barrier()  # an error of one process ends all others, even one that is still writing
             raise InterruptedRunError(
                 f"stopped after step {self.progress.step} and saved the state; {self.resume_hint}"
             )

@@ -14,7 +14,7 @@ from vicinal.utils.files import write_bytes
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint atomically: whenever the process is killed, the old or the new one is there."""
+    """Replace the checkpoint atomically: if the process is killed, the old or the new one exists."""
     buffer = io.BytesIO()  # on a full disk torch.save dies without a message, so the file is written by write_bytes
     torch.save(state, buffer)
     write_bytes(path, buffer.getvalue())
@@ -45,5 +45,5 @@ def _is_damaged(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         try:
             return archive.testzip() is not None
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):  # flags and sizes of a file in it
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):  # damaged flags or sizes of a member
             return True

@@ -42,7 +42,7 @@ def losses_with_centers(loss: Loss) -> dict[str, CenterBasedLoss]:
 
 
 def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
-    """The one part of a loss that has class probabilities; the error about none or several begins with `purpose`."""
+    """The only part of a loss with class probabilities; an error about none or several begins with `purpose`."""
     found = [part for part in loss.modules() if isinstance(part, CenterSoftmaxLoss)]
     if len(found) != 1:
         number = "none has" if not found else f"{len(found)} have"
@@ -54,7 +54,7 @@ def class_predictor(loss: Loss, purpose: str) -> CenterSoftmaxLoss:
 
 
 def create_centers(loss: Loss, num_classes: int, dim: int) -> None:
-    """Create the centers of losses that do not have any yet, and check the numbers of those that do."""
+    """Create the missing centers of losses, and check the shape of existing ones."""
     for part in losses_with_centers(loss).values():
         if part.centers is None:
             part.create_centers(num_classes, dim)
@@ -81,7 +81,7 @@ def check_initial_centers(centers: str, loss: Loss, embedder: Embedder) -> None:
 
 
 def set_centers_to_class_means(loss: Loss, embeddings: Floats, labels: Integers) -> None:
-    """Set the centers of each class to the direction of the mean of its unit embeddings, those of all processes.
+    """Set the centers of each class to the direction of the mean of its unit embeddings on all processes.
 
     This process gives the embeddings of its part of the images, [n, dim], and their labels, [n], from 0 on.
     """

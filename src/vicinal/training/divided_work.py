@@ -40,8 +40,8 @@ class BatchEmbedder(Protocol):
 def divided_rows(length: int, batch_size: int, num_processes: int | None = None) -> list[range]:
     """The rows of each process: whole batches in their order, as evenly as that allows.
 
-    The batches are those of one process, so that an embedding does not depend on the number of processes, which is that
-    of `torch.distributed` unless it is given.
+    The batches are those of one process, so that embeddings do not depend on `num_processes`, by default the world size
+    of `torch.distributed`.
     """
     number = distributed.world_size() if num_processes is None else num_processes
     bounds = np.linspace(0, -(-length // batch_size), number + 1).round().astype(int) * batch_size
@@ -60,7 +60,7 @@ def embed_rows(
 ) -> Floats:
     """Embed some consecutive images without a progress bar, float32 [rows, dim]; arguments as `Embedder.embed`.
 
-    Images that cannot be read are skipped if there are `errors`, to which theirs are added by their rows.
+    If `errors` is given, unreadable images are skipped, and their errors are added to it by row.
     """
     batches = image_dataset.PixelBatches(images, image_dataset.row_batches(images, rows, batch_size))
     device, workers = embedder.device, min(num_workers, len(batches)) if len(batches) > 1 else 0
@@ -83,8 +83,8 @@ def find_unreadable(images: ImageDataset) -> dict[int, InputError]:
 def embed_own_part(length: int, batch_size: int, embed: Callable[[range], Floats]) -> tuple[range, Floats]:
     """Embed this process's part of `length` images; return its rows and embeddings, [rows, dim].
 
-    Sharded weights are gathered for every batch, in which all processes take part: one with a batch less than others
-    embeds an image for nothing.
+    All processes take part in gathering sharded weights for every batch, so a process with one batch fewer embeds an
+    image in vain.
     """
     parts = divided_rows(length, batch_size)
     rows = parts[distributed.rank()]

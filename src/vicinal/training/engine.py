@@ -35,8 +35,8 @@ WARMUP = 10  # steps; without them a run of a few thousand would be evaluated wi
 class Engine:
     """Joins the processes of a run, wraps its module and optimizer for them, and takes the optimizer's steps.
 
-    From :meth:`setup` on, `bare_module` is the module that is trained, and `module` the same, wrapped for precision and
-    processes. `trained` are the names of the parameters that the optimizer has; `frozen` are the others by name, which
+    After :meth:`setup`, `bare_module` is the trained module, and `module` the same one wrapped for precision and
+    processes. `trained` lists the names of the optimizer's parameters; `frozen` has the other parameters by name, which
     checkpoints do not hold.
     """
 
@@ -56,8 +56,8 @@ class Engine:
     ) -> dict[str, list[nn.Parameter]]:
         """Wrap the module, and create the optimizer of its parameter groups.
 
-        `lr_factors` of single parameters count beside that of their group. The result are the groups, with the
-        parameters that sharded weights have put in the place of others.
+        `lr_factors` of single parameters are multiplied by the factor of their group. Returns the groups, with sharded
+        parameters in place of the original ones.
         """
         names = {parameter: name for name, parameter in module.named_parameters()}
         named_groups = {group: [names[each] for each in parameters] for group, parameters in parameter_groups.items()}
@@ -77,8 +77,8 @@ class Engine:
         return groups
 
     def no_sync(self, enabled: bool) -> AbstractContextManager[None]:
-        """In this context, forward and backward passes add gradients up without an exchange between processes."""
-        # Sharded gradients are added up in their shards: whole ones would need the memory of the whole model.
+        """In this context, forward and backward passes accumulate gradients without an exchange between processes."""
+        # Sharded gradients are accumulated in shards: whole gradients would need the memory of the whole model.
         return self.fabric.no_backward_sync(self.module, enabled=enabled and not self.settings.shards_weights)
 
     def backward(self, loss: Tensor) -> None:
@@ -100,7 +100,7 @@ class Engine:
         return strategy.shard_squares(self.module)
 
     def clip_gradients(self, norm: Tensor, total_squares: float | None = None) -> float:
-        """Limit the elements, and then the norm of the gradient, if the settings say so; return the norm before.
+        """Clip the elements and then the norm of the gradient, as the settings say; return the norm before clipping.
 
         `norm` is the result of :meth:`unscale_gradients`, `total_squares` the sum over processes of
         :meth:`shard_squares`.
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The learning rate of each parameter group; of several of one name, the highest."""
+        """The learning rate of each parameter group; the highest one of several groups with the same name."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def create_precision(settings: BaseSettings) -> Precision:
 
 
 def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
-    """Devices and processes, if the machine has such devices and the processes are as many as the settings say."""
+    """Create Fabric for the devices and processes of the settings; raise InputError if that is impossible."""
     launch = settings.launch
     devices, num_nodes = launch.processes_per_node, launch.num_nodes
     if launch.launcher is None and settings.num_processes > 1:
@@ -218,7 +218,7 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
 
 
 def join_processes(fabric: Fabric) -> None:
-    """Join the processes that torchrun or SLURM has started, without what Lightning says of it."""
+    """Join the processes that torchrun or SLURM has started, without Lightning's messages about it."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -243,7 +243,7 @@ def create_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of the parameter groups, given by name; the trainer sets the learning rates.
 
-    A group whose parameters differ in their factor of the learning rate becomes several of one name.
+    A group whose parameters have different learning-rate factors becomes several groups of the same name.
     """
     decay = settings.weight_decay
     loss_decay = decay if settings.loss_weight_decay is None else settings.loss_weight_decay
@@ -297,7 +297,7 @@ class WeightAverage:
 
     @contextmanager
     def in_module(self) -> Iterator[None]:
-        """With the average in place of the weights; weights that are loaded meanwhile become the new average."""
+        """In this context the average replaces the weights; weights loaded within it become the new average."""
         self.swap()
         try:
             yield

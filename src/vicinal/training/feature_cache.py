@@ -37,7 +37,7 @@ from vicinal.utils.errors import InputError, one_line, unreadable
 from vicinal.utils.files import cache_folder, file_digest, hold_lock, write_bytes
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
-CHECKSUMS = "features.checksums"  # for each batch: the number of rows, and the SHA-256 of the partial file, so far
+CHECKSUMS = "features.checksums"  # for each batch: the number of rows and the SHA-256 of the partial file up to it
 TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
 LOCK_SECONDS = 7 * 24 * 3600
 NUM_DIGITS = 16
@@ -157,7 +157,7 @@ def remove_backbone(embedder: Embedder) -> None:
 
 
 def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
-    """A short hash of all that the pooled features of an image depend on, but the image."""
+    """A short hash of everything that the pooled features of an image depend on, except the image."""
     config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
     transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
     digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
@@ -167,7 +167,7 @@ def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
 
 
 def _images_digest(table: Table) -> str:
-    """A short hash of the files, whose content is taken to be the same as long as size and time are."""
+    """A short hash of the files; a file with the same size and time counts as unchanged."""
     digest = hashlib.sha256()
     for path, key in zip(table.paths, table.image_keys, strict=True):
         try:
@@ -183,7 +183,7 @@ def _digest(values: Any) -> str:
 
 
 def _distinct(table: Table) -> Table:
-    """One row for each image of a table, in the order of their names, whatever that of the table is."""
+    """One row for each image of a table, sorted by name regardless of the order of the table."""
     rows = {key: row for row, key in enumerate(table.image_keys)}
     columns = [column for column in ("path", *BOX_COLUMNS) if table.has(column)]
     return Table(table.frame[columns].iloc[[rows[key] for key in sorted(rows)]])
@@ -237,11 +237,10 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
 
 
 def _whole_batches(cache: Path, header: bytes, row_bytes: int, batch_size: int) -> tuple[int, Any, bytes]:
-    """What an interrupted pass has left as it was written: number of rows, digest of header and rows, lines of
-    checksums.
+    """The intact part of an interrupted pass: number of rows, digest of header and rows, lines of checksums.
 
-    Only whole batches of this size count, so that all are those of an uninterrupted pass, and their features the same
-    to the last bit.
+    Only whole batches of this size count, so that batches and features equal those of an uninterrupted pass to the last
+    bit.
     """
     digest, lines, found = hashlib.sha256(header), b"", (0, hashlib.sha256(header), b"")
     if not ((cache / PARTIAL).exists() and (cache / CHECKSUMS).exists()):

@@ -27,7 +27,7 @@ class FineTuning:
         rank: rank of the adapters.
         alpha: scale of the adapters times their rank.
         dropout: dropout probability of the inputs of the adapters.
-        targets: names of the layers with adapters, each whole or its end, such as [attn.qkv, attn.proj]; null: the
+        targets: names of the layers with adapters, or the ends of names, such as [attn.qkv, attn.proj]; null: the
             attention layers of a transformer, the MLPs of ConvNeXt, the convolutions of other networks.
         blocks: number of blocks of last_blocks.
     """

@@ -28,8 +28,8 @@ from vicinal.utils.run_folder import RunFolder
 class FrozenTrainer(Trainer):
     """Trains the head of an embedder by a recipe with `features: frozen`.
 
-    The backbone and the pooling stay outside of the module that is trained, and come back when the model is saved: no
-    checkpoint holds them, and no device but for the one pass over the images.
+    The backbone and the pooling stay outside of the trained module and return when the model is saved: checkpoints do
+    not hold them, and the device holds them only during the one pass over the images.
     """
 
     def __init__(self, recipe: Recipe, table: Table, run: RunFolder) -> None:
@@ -41,14 +41,14 @@ class FrozenTrainer(Trainer):
 
     def _new_module(self, training: Table) -> TrainingModule:
         module = super()._new_module(training)
-        module.micro_batch_size = None  # it is for the images
+        module.micro_batch_size = None  # applies to images, not features
         self.backbone, self.pooling = module.embedder.backbone, module.embedder.pooling
         for embedder in module.embedders:
             feature_cache.remove_backbone(embedder)
         return module
 
     def _zero_shot_model(self) -> Embedder:
-        """The head that leaves features as they are; with the backbone where the model is saved."""
+        """A head that is the identity; with the backbone if the model is being saved."""
         embedder = super()._zero_shot_model()
         if isinstance(self.embedder.backbone, nn.Identity):
             feature_cache.remove_backbone(embedder)
@@ -76,7 +76,7 @@ class FrozenTrainer(Trainer):
 
     @cached_property
     def _feature_model(self) -> str:
-        """The fingerprint of the features' model, whatever decodes the images: a run may go on without its GPU."""
+        """The fingerprint of the model of the features, independent of the device: a run may resume without its GPU."""
         with self._whole_embedder() as embedder:
             return feature_cache.feature_fingerprint(
                 embedder, cast(UsedPrecision, self.settings.precision.removesuffix("-mixed"))

@@ -1,7 +1,7 @@
 """Batches of any size: two-stage backpropagation, whose memory is that of a micro-batch.
 
 A loss of all pairs of a batch is not a sum over images: its gradient cannot be added up over smaller batches. But given
-the gradient by the embeddings, the rest of the way, from the embeddings into the network, is a sum over images.
+the gradient with respect to the embeddings, backpropagation from the embeddings into the network is a sum over images.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def embed_in_micro_batches(
 
     The images are embedded micro-batch by micro-batch, without a graph. When the gradient with respect to the
     embeddings comes back from the loss, each micro-batch is embedded again, now with a graph, and its part of the
-    gradient goes on into the network. A training step is written as before. It takes one more forward pass, about a
-    third more time, and of what it keeps only the images and the embeddings grow with the batch.
+    gradient is backpropagated into the network. A training step is written as before. It takes one more forward pass,
+    about a third more time, and of its memory only images and embeddings grow with the batch.
 
     The rest of the step does not change: losses with parameters or a memory, loss scaling, accumulation of gradients,
     and `DistributedDataParallel`, if this is called inside the module that it wraps, work as before.
@@ -54,10 +54,10 @@ def embed_in_micro_batches(
         model: from images [m, ...] to embeddings [m, d].
         images: [n, ...], on any device; each micro-batch is moved to the model's. Or a list of n images [...] that
             differ in size.
-        micro_batch_size: images a pass, m; the last may have fewer. None, or n and more: one pass, with an ordinary
-            graph. 1 for images in a list.
-        prepare: makes the model's input of each micro-batch on its device and of its rows in the batch, the same in
-            both passes; None: nothing.
+        micro_batch_size: images per pass, m; the last pass may have fewer. None, or n and more: one pass, with an
+            ordinary graph. 1 for images in a list.
+        prepare: maps each micro-batch, on its device, and its rows in the batch to the model's input, identically in
+            both passes; None: the identity.
 
     Returns:
         [n, d], on the model's device.
@@ -92,7 +92,7 @@ def embed_in_micro_batches(
 
 
 class _Forward:
-    """A forward pass over the micro-batches of a batch, and all that it takes to do it again."""
+    """A forward pass over the micro-batches of a batch, and the state needed to repeat it."""
 
     def __init__(
         self,
@@ -108,21 +108,22 @@ class _Forward:
         self.modes = {module: module.training for module in model.modules()}
         self.random = _random_states(device)
         kind, dtype = device.type, torch.get_autocast_dtype(device.type)
-        # Without its cache: in older versions of torch, weights that the first pass leaves there have no graph.
+        # Without the cache of autocast: in older versions of torch, weights cached by the first pass have no graph.
         self.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
 
     def first(self, images: Sequence[Tensor]) -> Tensor:
         """The embeddings of all images, tensors [.., ...]."""
         with self.autocast:
-            # Copied: an embedding may be a part of something larger, as a class token is, which is not to be kept.
+            # Copied: an embedding may be a view of a larger tensor, as a class token is, which should be freed.
             parts = (_tensor(self.model(part)) for part in self._inputs(images))
             return torch.cat([part.clone() for part in parts])
 
     def again(self, images: Sequence[Tensor], gradient: Tensor, parameters: list[Tensor]) -> None:
-        """Send the gradient by the embeddings on to images and parameters, leaves that take the places of the model's.
+        """Backpropagate the gradient of the embeddings to images and parameters, leaves that stand in for the model's.
 
-        The model's own parameters get theirs once, by the graph that this pass is a node of, as hooks on them expect:
-        `DistributedDataParallel` reduces a gradient when it comes. Its own buffers stay what the first pass made them.
+        The model's own parameters get their gradients once, from the graph in which this pass is a node, as their hooks
+        expect: `DistributedDataParallel` reduces a gradient when it arrives. The model's buffers stay as the first pass
+        left them.
         """
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         tensors = {**dict(zip(self.trained, parameters, strict=True)), **buffers}
@@ -132,7 +133,7 @@ class _Forward:
             for part, upstream in zip(self._inputs(images), self._parts([gradient]), strict=True):
                 with self.autocast:
                     embeddings = functional_call(self.model, tensors, (part,))
-                with _kept_random_states(self.device):  # what a backward pass draws, the first forward pass did not
+                with _kept_random_states(self.device):  # the first pass had no draws of a backward pass
                     embeddings.backward(upstream)
 
     def _parts(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:

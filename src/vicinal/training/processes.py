@@ -1,8 +1,8 @@
 """The processes of a run: how they are started by torchrun's agent, asked to stop, and end with one error.
 
-The first Ctrl-C or SIGTERM stops a run after its step, the second one at once. A process that fails ends all. That of
-rank 0 prints its own error; that of another rank is left in a file, and the process that started them prints it, if
-rank 0 has not failed for a reason of its own.
+The first Ctrl-C or SIGTERM stops a run after its step, the second one at once. A process that fails ends all. Rank 0
+prints its own error; another rank leaves its error in a file, and the process that started them prints it, unless rank
+0 failed for a reason of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vicinal.utils.launch import SUPERVISOR, Launch
 
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
 SAME_SECONDS = 1.0  # in which a second signal is the first one: a terminal and torchrun send one each
-MIN_CPU_PROCESSES = 8  # may be started whatever the number of cores
+MIN_CPU_PROCESSES = 8  # allowed regardless of the number of cores
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the environment variable in which the agent names the file of a process
 INTERRUPTED = 130
 
@@ -78,7 +78,7 @@ def end_with_parent() -> None:
 def killing_children() -> Iterator[None]:
     """At the end of the block, kill the processes that were started within it and still run.
 
-    Workers of a data loader ignore SIGTERM, so that Python would wait for them for ever when it exits.
+    Workers of a data loader ignore SIGTERM, so that Python would wait for them forever when it exits.
     """
     before = set(multiprocessing.active_children())
     try:
@@ -90,14 +90,14 @@ def killing_children() -> Iterator[None]:
 
 
 def needs_processes(devices: int | None) -> bool:
-    """Whether a command with this setting must start itself once per process: no launcher has."""
+    """Whether a command with this setting must start its own processes because no launcher did."""
     return (devices or 1) > 1 and Launch.of().launcher is None
 
 
 def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
     """Run a command of Vicinal in several processes of this machine, and wait for all of them.
 
-    Where one fails, its error is printed, and SystemExit has its status; `hint`, of how to resume, is for a killed one.
+    If one fails, its error is printed, and SystemExit has its status; if it was killed, `hint` says how to resume.
     """
     import torch
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -131,7 +131,8 @@ def run_in_processes(words: Sequence[str], number: int, hint: str = "") -> None:
 def leave_error(error: BaseException) -> int | None:
     """Leave an error of this process to the one that started it, and return the exit status.
 
-    None: this process must print the error itself. It was not started so, or has rank 0 and a reason of its own.
+    None: this process must print the error itself, since it was not started by another one, or is rank 0 and failed for
+    a reason of its own.
     """
     from vicinal.utils import distributed
 

@@ -45,7 +45,7 @@ class Progress:
 
     @property
     def keeps_zero_shot(self) -> bool:
-        """Whether no score is better than that of the pretrained network; equal ones, as of one class, show nothing."""
+        """Whether no score is better than that of the pretrained network; an equal score, as with one class, is not."""
         return self.zero_shot >= self.best > -math.inf
 
     def count_step(self) -> None:
@@ -68,7 +68,7 @@ class Progress:
 
 
 def fit_epochs(steps_per_epoch: int) -> int:
-    """The number of epochs of a run that limits neither epochs nor steps; few images are seen more often."""
+    """The number of epochs of a run that limits neither epochs nor steps; it is larger for few images."""
     return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
 
 
@@ -76,7 +76,7 @@ def fit_epochs(steps_per_epoch: int) -> int:
 class RunLength:
     """The end of a run, by epochs, by steps, or by whichever comes first; at least one is given.
 
-    After `stop_epoch` epochs the run ends although the two, and thus its schedule, go on.
+    The run ends after `stop_epoch` epochs, although its schedule is that of the full `epochs` and `max_steps`.
     """
 
     epochs: int | None
@@ -105,7 +105,7 @@ class RunLength:
         return int(end if self.max_steps is None else min(end, self.max_steps))
 
     def fraction(self, progress: Progress) -> float:
-        """The fraction of the run that is over, as far as epochs are finished."""
+        """The finished fraction of the run, by whole epochs or by steps."""
         of_epochs = 0.0 if self.last_epoch is None else progress.epoch / self.last_epoch
         return of_epochs if self.max_steps is None else max(of_epochs, progress.step / self.max_steps)
 
@@ -152,7 +152,7 @@ class CsvLog:
 
 
 def _read_complete(path: Path) -> list[list[str]]:
-    """The lines of a CSV file but for the end that a killed process may have left without its line break."""
+    """The lines of a CSV file, without a last one that a killed process left without a line break."""
     text = path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
     return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
 
@@ -241,7 +241,7 @@ class ProgressDisplay:
         """Show that a step of a run of `num_steps` steps has been taken, with its loss."""
         self._bar.update(self._task, completed=progress.step, total=num_steps, note=self._summary(progress, loss))
         self._num_steps += 1
-        if self._num_steps == 1:  # which takes longer than others
+        if self._num_steps == 1:  # the first step takes longer
             self._first_step_at = time.monotonic()
         elif self._num_steps == FIRST_STEPS and not self._is_told:
             self._tell_time(num_steps - progress.step)
@@ -252,7 +252,7 @@ class ProgressDisplay:
 
     def start(self, progress: Progress, num_steps: int) -> None:
         """Start an epoch; say at the start of a run if its epochs, maybe a default, end it before `max_steps`."""
-        if self._num_steps == 0:  # a first validation, or the pass that computes frozen features, is not repeated
+        if self._num_steps == 0:  # the time excludes a first validation and the computation of frozen features
             self.started_at = time.monotonic()
         epochs, max_steps = self.length.epochs, self.length.max_steps
         if progress.step == 0 and max_steps is not None and num_steps < max_steps:

@@ -99,8 +99,8 @@ def _classes_of_pairs(labels: Integers) -> Integers:
 class TrainingContext:
     """The training embeddings, of length 1 and with the noise of the epoch, and the rows of their neighbors, [n, k].
 
-    An epoch is a function of the seed and its number, and a batch of these and its own number, so that a resumed run
-    sees what an uninterrupted one sees.
+    An epoch depends on the seed and its number only, a batch also on its own number, so that a resumed run sees the
+    same batches as an uninterrupted one.
     """
 
     def __init__(

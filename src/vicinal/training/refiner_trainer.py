@@ -53,8 +53,8 @@ class RefinerModule(nn.Module):
 class RefinerTrainer(BaseTrainer):
     """Trains a context refiner by a recipe on embeddings.
 
-    The context of a sample of the training split is its nearest neighbors in the training split; that of a sample of
-    the validation split, which has other classes, its nearest neighbors in the validation split.
+    The context of a sample is its nearest neighbors in its own split, training or validation, which have different
+    classes.
 
     Args:
         recipe: all settings.
@@ -142,7 +142,7 @@ class RefinerTrainer(BaseTrainer):
     # Around the steps -----------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, float] | None:
-        """The metrics with the first of the factors of the updates that loses nothing, or else with the last one."""
+        """The metrics with the first update factor that lowers no guardrail metric, or else with the last factor."""
         if self.validation is None:
             return None
         factors = self.settings.update_factors if self.settings.keep == "best" else [1.0]
@@ -155,7 +155,7 @@ class RefinerTrainer(BaseTrainer):
 
     @contextmanager
     def _scaled_updates(self, factor: float) -> Iterator[None]:
-        """The refiner with scaled updates, and then as it was."""
+        """In this context, the updates of the refiner are scaled."""
         state = deepcopy(self.refiner.state_dict())
         self.refiner.scale_updates(factor)
         yield

@@ -51,7 +51,8 @@ class ContextPart:
         return self.method.refine_vectors(self.vectors, self.vectors, self.neighbors)
 
     def right_class_attention(self) -> tuple[float, float]:
-        """The fraction of the attention to neighbors that goes to those of the own class, and of such neighbors.
+        """The fraction of the attention to neighbors that goes to the image's own class, and the fraction of such
+        neighbors.
 
         The first equals the second where attention is uniform. It is the mean over blocks, heads and images.
         """
@@ -75,7 +76,7 @@ class RefinerValidation:
     def of_class_size(
         cls, refiner: ContextRefiner, vectors: UnitVectors, table: Table, metrics: Sequence[str], size: int, seed: int
     ) -> RefinerValidation | None:
-        """With this number of images of each class, in disjoint parts; None if there are too few for the metrics."""
+        """The validation with this number of images per class, in disjoint parts; None if the metrics need more."""
         rows = parts_of_classes(table.labels, size, seed)
         parts = [ContextPart(refiner, vectors.subset(each), table.take(each)) for each in rows]
         try:
@@ -100,7 +101,8 @@ class RefinerValidation:
 def parts_of_classes(labels: Integers, size: int, seed: int) -> list[Integers]:
     """Disjoint parts, each of `size` random images of every class that has enough: rows, ascending.
 
-    As many as the smallest of these classes allows, at most 8; none if fewer than two classes have enough images.
+    There are as many parts as the smallest of these classes allows, at most 8; none if fewer than two classes have
+    enough images.
     """
     rng = np.random.default_rng(seed)
     images = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

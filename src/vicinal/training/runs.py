@@ -85,7 +85,7 @@ def _fit(recipe: Recipe, table: Table, run: RunFolder) -> None:
     try:
         create_trainer(recipe, table, run).fit()
     except UnreadableImageError as error:
-        if recipe.settings.data.on_error == "skip":  # all that could not be read at the start are left out already
+        if recipe.settings.data.on_error == "skip":  # images that were unreadable at the start are already left out
             advice = f"it was readable when the run began; put it back and resume with: {run.resume_command()}"
         else:
             advice = "--data.on_error skip leaves out such images"

@@ -26,7 +26,7 @@ class PrismSelector(nn.Module):
 
         p = exp(x v_y) / sum_j exp(x v_j),   v_j the mean of the unit embeddings of class j in the memory.
 
-    Samples are selected whose p is above a threshold: the quantile of p at `noise_rate` within a batch, averaged over
+    A sample is selected if its p is above a threshold: the quantile of p at `noise_rate` within a batch, averaged over
     the last `window` batches (the paper's smooth top-R). A sample whose class has no entry yet is selected. Only
     selected samples are put into the memory, a queue.
 

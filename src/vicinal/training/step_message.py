@@ -22,7 +22,7 @@ class StepMessage:
 
     loss: float  # the mean over processes and batches
     terms: dict[str, float]  # likewise; empty in steps that are not logged
-    is_stopping: bool  # some process was asked to
+    is_stopping: bool  # some process was asked to stop
     is_saving: bool  # the first process wants a checkpoint
     shard_squares: float | None  # the sum of squares of the gradients of all shards; None without any
 
@@ -55,7 +55,7 @@ class StepMessage:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss is finite on every process: no sum with an infinity or NaN is."""
+        """Whether the loss is finite on every process: a sum with an infinity or NaN is not finite."""
         return math.isfinite(self.loss)
 
 

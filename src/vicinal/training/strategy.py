@@ -22,7 +22,7 @@ from vicinal.models.backbones import blocks_of
 from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
-BUFFERS = "forward_sync_buffers"  # the name in newer versions of torch of what each step exchanges by default
+BUFFERS = "forward_sync_buffers"  # the option, as newer versions of torch call it, to exchange buffers in each step
 if BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
     BUFFERS = "broadcast_buffers"
 
@@ -45,9 +45,9 @@ def create_strategy(
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shard the embedders of a module block by block; all the rest is whole on every process.
+    """Shard the embedders of a module block by block; every process holds the rest in full.
 
-    The weights stay in their type when they are gathered, and autocast makes of them what it makes without shards.
+    Gathered weights keep their data type, and autocast converts them as it does without shards.
     """
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()  # FSDP takes no other memory format
@@ -75,7 +75,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def part_like(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The part that this process holds of a whole tensor, if the parameter that it belongs to is in parts."""
+    """This process's part of a whole tensor, if the parameter that it belongs to is sharded."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
     mesh, tensor = parameter.device_mesh, tensor.contiguous()
@@ -85,18 +85,18 @@ def part_like(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 
 def gathered(value: Any) -> Any:
-    """A state with whole tensors on the CPU of rank 0 in place of those in parts; every process must call this."""
+    """A state with whole tensors on the CPU of rank 0 in place of sharded ones; every process must call this."""
     if isinstance(value, dict):
         return {name: gathered(each) for name, each in value.items()}
     if not isinstance(value, DTensor):
         return value
     tensor = whole(value.detach())
-    return tensor.cpu() if distributed.rank() == 0 else value  # one tensor at a time is whole on the others
+    return tensor.cpu() if distributed.rank() == 0 else value  # other ranks hold one whole tensor at a time
 
 
 @torch.no_grad()
 def put_together(module: nn.Module) -> None:
-    """Give a module that is trained no more its whole weights, on the CPU of rank 0; every process must call this."""
+    """Gather the weights of a module after training on the CPU of rank 0; every process must call this."""
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if isinstance(parameter, DTensor):
@@ -105,7 +105,7 @@ def put_together(module: nn.Module) -> None:
 
 @torch.no_grad()
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average over processes the gradients of parameters that are whole, by one message."""
+    """Average the gradients of unsharded parameters over processes, with one message."""
     trained = [each for each in parameters if each.requires_grad and not isinstance(each, DTensor)]
     if not trained:
         return
@@ -153,7 +153,7 @@ def shard_squares(module: nn.Module) -> Tensor | None:
 def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | None = None) -> Tensor:
     """The norm of the gradient with all shards, from that with this process's shards, both [].
 
-    `total_squares` is the sum of :func:`shard_squares` over processes; None: it is found by a message.
+    `total_squares` is the sum of :func:`shard_squares` over processes; None: it is computed with one message.
     """
     own = shard_squares(module)
     if own is None:
@@ -163,7 +163,7 @@ def global_grad_norm(norm: Tensor, module: nn.Module, total_squares: float | Non
 
 
 def gather_optimizer_state(state: State, optimizer: torch.optim.Optimizer, module: nn.Module) -> State:
-    """An optimizer's state with the shards put together, those of weights on the process of rank 0.
+    """An optimizer's state with merged shards; those of weights are merged on rank 0.
 
     Every process must call this.
     """
@@ -193,7 +193,7 @@ def _losses_by_centers(module: nn.Module) -> dict[nn.Parameter, CenterBasedLoss]
 def _converted(
     state: State, optimizer: torch.optim.Optimizer, convert: Callable[[nn.Parameter, Tensor], Tensor]
 ) -> State:
-    """The state with `convert(parameter, tensor)` in place of each tensor that has the numbers of a parameter."""
+    """The state with `convert(parameter, tensor)` in place of each tensor that is not a scalar."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     converted = {
         i: {

@@ -77,7 +77,7 @@ def create_training_module(
 
 
 def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_images: int, resumed: bool) -> None:
-    """Find mistakes of a recipe before the weights of its backbone are downloaded, if they have to be.
+    """Find mistakes in a recipe before the weights of its backbone are downloaded, if they are.
 
     The module is created without weights and memory, on the meta device; arguments and errors are those of
     :func:`create_training_module`.
@@ -93,7 +93,7 @@ def check_before_download(recipe: Recipe, classes: Sequence[str | int], num_imag
             layer_factors(module.embedders, recipe.settings.optimizer.layer_decay)
         except InputError:
             raise
-        except Exception:  # something needs values, which the device meta does not have; the module itself will show
+        except Exception:  # meta tensors have no values; creating the module will show any other error
             return
 
 
@@ -266,7 +266,7 @@ class Trainer(BaseTrainer):
 
     @property
     def _test_batch_size(self) -> int:
-        """Number of images that a process embeds at a time outside of training: as many as in it."""
+        """Number of images that a process embeds at a time outside of training; the same as in training."""
         return self.settings.micro_batch_size or self.sampler.batch_size // distributed.world_size()
 
     def _embed_rows(self, images: ImageDataset, embedder: Embedder, rows: range) -> Floats:
@@ -293,7 +293,7 @@ class Trainer(BaseTrainer):
         self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
-        """Set head, class centers, also the old ones, and transition matrices to values that are not random."""
+        """Initialize head, class centers, old class centers and transition matrices from data, as the settings say."""
         if self.recipe.has_whitened_head:
             self._set_heads()
         centers, training = self.settings.centers, self.images.table
@@ -301,7 +301,7 @@ class Trainer(BaseTrainer):
             if centers == "class_means":
                 embed = partial(self._embed_rows, self.images, embedder)
                 rows, vectors = embed_own_part(len(self.images), self._test_batch_size, embed)
-                torch.manual_seed(self.settings.seed)  # several centers per class diverge in the same way everywhere
+                torch.manual_seed(self.settings.seed)  # several centers per class diverge identically on all processes
                 class_centers.set_centers_to_class_means(loss, vectors, training.labels[rows.start : rows.stop])
             elif centers != "random":
                 class_centers.copy_centers_from_run(loss, centers, training.classes)

@@ -49,7 +49,7 @@ def load_training_table(settings: TrainingSettings) -> Table:
 
 
 def require_validatable(table: Table, metric: str) -> None:
-    """Raise InputError before the first step for errors that would else come up at the first evaluation."""
+    """Raise InputError before the first step for errors that would otherwise occur at the first evaluation."""
     counts = table.class_counts
     if counts.max() < 2:
         raise InputError(
@@ -72,11 +72,11 @@ def require_validatable(table: Table, metric: str) -> None:
 
 
 def sample_training_images(table: Table, num_images: int | None, seed: int) -> Integers | None:
-    """Training images whose recall@1 tells how far they are learned: whole classes, or a part of large ones; rows,
-    ascending.
+    """Sample training images whose recall@1 shows the progress of training: whole classes, or a part of large ones;
+    rows, ascending.
 
-    At most `num_images`; None: a twentieth of the images, at least 200 and at most 2,000, or no sample at all if no
-    image has another of its class to find.
+    At most `num_images`; None: a twentieth of the images, at least 200 and at most 2,000, or no sample if no image has
+    another of its class to find.
     """
     number = min(max(len(table) // 20, 200), 2000) if num_images is None else num_images
     has_positives = np.flatnonzero(_classes_with_positives(table)[table.labels])
@@ -91,7 +91,7 @@ def sample_training_images(table: Table, num_images: int | None, seed: int) -> I
 
 
 def _classes_with_positives(table: Table) -> npt.NDArray[np.bool_]:
-    """Whether some image of each class finds another, [classes]: there are two that are not in the same group."""
+    """Whether each class has two images that can find each other because they are not in the same group, [classes]."""
     codes = class_group_codes(table)
     alone = np.where(codes < 0, -1 - np.arange(len(table)), codes)  # images without a group find each other
     pairs = np.unique(np.stack([table.labels, alone]), axis=1)
@@ -153,8 +153,8 @@ class TrainLoader:
     """Loads the batches of one epoch after the other.
 
     Processes hand out pixels as uint8, in parts of at most 128 images, and read two parts each ahead. So they hold at
-    most `2 * 128 * num_workers` images in shared memory, whatever the size of a batch is: 0.3 GB with 8 processes and
-    224 x 224 pixels. The batch itself is made in this process, for a GPU in page-locked memory, from which it is copied
+    most `2 * 128 * num_workers` images in shared memory, regardless of the batch size: 0.3 GB with 8 processes and 224
+    x 224 pixels. The batch itself is made in this process, for a GPU in page-locked memory, from which it is copied
     faster. Processes are started with the first batch.
     """
 
@@ -204,8 +204,9 @@ def fit_batches(settings: BaseSettings, table: Table) -> BatchSize:
     """The batch size and the samples per class of a run: as given, or else as near 128 and 4 as the data allow.
 
     The number of samples per class is the largest up to 4 for which at most a tenth of the classes with two images have
-    too few. The batch is the largest up to 128 images that has equally many classes of every process and of every
-    coarse class. A given value stays, even if it does not fit; nor does the smallest possible batch of too little data.
+    too few. The batch is the largest up to 128 images with equally many classes for every process and every coarse
+    class. A given value is kept even if it does not fit; with too little data, the smallest possible batch does not fit
+    either.
     """
     samples, size = settings.samples_per_class, settings.batch_size
     if samples is None:
@@ -241,9 +242,9 @@ def _largest_multiple(divisor: int, limit: int) -> int:
 
 
 def _max_classes(table: Table, is_used: Booleans, groups: int, column: str | None) -> int:
-    """The largest number of classes in a batch with this number of coarse classes, of the column of the table.
+    """The largest number of classes in a batch with this number of coarse classes from a column of the table.
 
-    So many coarse classes must have enough classes each; smaller ones are merged by the sampler.
+    That many coarse classes must have enough classes each; smaller ones are merged by the sampler.
     """
     if column is None or not table.has(column):
         return int(is_used.sum())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 SECONDS_PER_LINE = 60.0
-"""How often a long job that is shown on no terminal says how far it is."""
+"""Seconds between two progress messages of a long job without a terminal."""
 
 BIDIRECTIONAL = {"L", "R", "AL", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 """The classes of format characters that change the direction of the text after them."""
@@ -36,7 +36,7 @@ def stderr() -> Console:
 
 
 def printable(text: str) -> str:
-    """Escape what would control a terminal: control characters but the end of a line and the tabulator, characters that
+    """Escape characters that would control a terminal: control characters except newline and tab, characters that
     change the direction of text, and lone surrogates. Labels and file names may hold any of them.
     """
     return "".join(each.encode("unicode_escape").decode() if _is_controlling(each) else each for each in text)
@@ -134,7 +134,7 @@ def _counted(items: Iterable[Item], description: str, total: int | None) -> Iter
 
 
 def shorten(text: str, max_length: int) -> str:
-    """The text; of one that is too long the middle is left out, and a little more is kept of the end.
+    """The text; if it is too long, the middle is left out, and slightly more of the end is kept.
 
     Words are kept whole if a part of the text is left on both sides.
     """

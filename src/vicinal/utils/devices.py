@@ -19,12 +19,12 @@ CPU_ELEMENTS = 2**20
 MIN_TILE_ROWS = 128
 """Matrix products with fewer rows take longer per row."""
 MAX_THREADS = 4
-"""Of a CPU, with which a tile grows: the others wait for what one thread does alone for each tile."""
+"""A tile grows with up to this number of CPU threads, since the others wait for the serial work of each tile."""
 MIN_GPU_ELEMENTS, MAX_GPU_ELEMENTS = 2**22, 2**26
 BYTES_PER_ELEMENT = 2**10
-"""Of the memory of a GPU: a tile in float32 takes 1/256 of it, and its intermediate results a few times as much."""
+"""GPU memory per element: a float32 tile takes 1/256 of it, and its intermediate results a few times as much."""
 MAX_POSITIVES = 32
-"""In registers at a time; of more, each part reads the row again."""
+"""Positives held in registers at a time; with more, each part reads the row again."""
 MAX_PAIRS = 2048
 """Pairs of a positive and another number of its row that a program computes at a time."""
 
@@ -33,7 +33,7 @@ ROUNDING = ("tf32", "bf16")  # settings of torch; it has others, "ieee" and "non
 _Settings = tuple[str, dict[str, str]]  # of the older kind, and of the newer one for each kind of device
 _lock = threading.Lock()
 _num_open = 0  # blocks, of all threads, that need IEEE precision
-_before: _Settings = ("highest", {})  # as they were before the first of these
+_before: _Settings = ("highest", {})  # as it was before the first of these blocks
 _AGREES: dict[tuple[str, torch.device], bool] = {}
 
 
@@ -110,12 +110,12 @@ def ieee_products(device: torch.device) -> AbstractContextManager[None]:
 
     `torch.set_float32_matmul_precision("high")` and `torch.backends.cuda.matmul.allow_tf32 = True` let a GPU round the
     factors of float32 products to 11 bits (TF32); "medium" lets some CPUs round them to 8 bits (bfloat16). That suits
-    the layers of networks, and not similarities: of two rows of a gallery, rounding may change which one is nearer, and
+    the layers of networks, but not similarities: rounding may change which of two gallery rows is nearer, and
     differently in blocks of other sizes. Outside of the context these settings stay as they are.
 
     The settings are those of all threads: the first block that needs it sets them, and they come back at the end of the
-    last one, in whatever order threads enter and leave. A backward pass by autograd comes after the block, with the
-    settings of then. Code that torch.compile compiles keeps the settings that it is compiled with.
+    last one, in whatever order threads enter and leave. A backward pass by autograd runs after the block, with the
+    settings at that time. Code that torch.compile compiles keeps the settings that it is compiled with.
     """
     return nullcontext() if torch.compiler.is_compiling() else _ieee(device)
 

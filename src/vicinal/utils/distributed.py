@@ -41,8 +41,8 @@ def own_rows(n: int) -> slice:
 def all_gather(tensor: Tensor) -> Tensor:
     """Concatenate tensors [n, ...] of all processes along the first dimension, in order of rank, with gradients.
 
-    The gradient of a row is the sum over processes of the gradients that each of them has for it. With one process it
-    is the tensor itself; of different lengths it is an InputError.
+    The gradient of a row is the sum over processes of the gradients that each of them has for it. With one process, the
+    tensor itself is returned; different lengths raise an InputError.
     """
     if world_size() == 1:
         return tensor
@@ -84,7 +84,7 @@ def all_gather_parts(part: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def all_to_all(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Send a part [n_i] to each process i, and get one as long from it, without gradient."""
+    """Send a part [n_i] to each process i, and receive a part of the same length from it, without gradient."""
     if world_size() == 1:
         return list(parts)
     sent, lengths = _on_device_of_group(torch.cat([*parts])), [len(part) for part in parts]

@@ -30,7 +30,7 @@ DIGESTS = "digests.json"
 
 
 def check_regular_file(path: str | Path) -> None:
-    """Raise InputError unless a path is a file of data: opening a pipe may never return, reading a device never end."""
+    """Raise InputError unless a path is a regular file: opening a pipe, or reading a device, may never end."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -60,7 +60,7 @@ def write_digests(folder: Path, recursive: bool = False) -> None:
 
 
 def changed_file(folder: Path) -> Path | None:
-    """The first file of which :func:`write_digests` wrote the digest that is not as it was; None if all are."""
+    """The first file that has changed since :func:`write_digests` wrote its digest; None if none has."""
     try:
         digests = dict(json.loads((folder / DIGESTS).read_bytes()))
         for name, digest in digests.items():
@@ -121,7 +121,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def folder_time(folder: Path) -> float:
-    """The time that a file gets that is written now; the clock of a file server may differ from the local one."""
+    """The time that a file written now would get; the clock of a file server may differ from the local one."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
 

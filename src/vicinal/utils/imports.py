@@ -52,7 +52,7 @@ def import_allowed(path: str, allow_imports: Sequence[str]) -> Any:
     """Import a class or function by its path, such as `my_models.Net`, if the user allows its module or package.
 
     Raises:
-        InputError: its module, or the one that defines it, is in none of them, cannot be imported, or does not have it.
+        InputError: its module, or the one that defines it, is not allowed, cannot be imported, or does not have it.
     """
     module, _, name = path.rpartition(".")
     if not module or not any(is_in(module, package) for package in allow_imports):

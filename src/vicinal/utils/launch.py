@@ -20,8 +20,9 @@ class Launch:
     """The launcher of the processes of a run, by their environment.
 
     Attributes:
-        launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one.
-        world_size: number of processes on all nodes; without launcher 1, as the settings say how many there will be.
+        launcher: `torchrun`, which a command with several devices starts itself, or `SLURM`; None: there is one
+            process.
+        world_size: number of processes on all nodes; 1 without a launcher, as the settings say how many to start.
         rank: number of this process among them.
         processes_per_node: number of processes on each node; where nodes differ, on one of them.
     """
@@ -54,10 +55,11 @@ class Launch:
 
 
 def check_launch(devices: int | None, num_nodes: int | None, environment: Mapping[str, str] | None = None) -> Launch:
-    """Check how many processes on each node and nodes the settings of a run want, None for any, against those that run.
+    """Check the processes per node and nodes that the settings of a run want (None: any) against the running ones.
 
     Raises:
-        InputError: the settings want others, or several nodes without a launcher; or the environment is incomplete.
+        InputError: the settings want other numbers, or several nodes without a launcher; or the environment is
+            incomplete.
     """
     variables = os.environ if environment is None else environment
     launch = Launch.of(variables)

@@ -1,4 +1,4 @@
-"""Memory: how much there is, the allocator of the C library, and temporary files that are mapped into memory."""
+"""Memory: the available amount, the allocator of the C library, and temporary files that are mapped into memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _reclaimable() -> int:
 
 
 def _of_limits() -> list[int]:
-    """The rest of the limits of this process (`ulimit -v` and `ulimit -d`)."""
+    """The bytes that are left of the limits of this process (`ulimit -v` and `ulimit -d`)."""
     try:
         import resource
 

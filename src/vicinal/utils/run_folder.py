@@ -123,7 +123,7 @@ class RunFolder:
 
     @contextmanager
     def new(self) -> Iterator[None]:
-        """Begin a run in the folder and keep it to this process in a block, see :meth:`in_use`.
+        """Begin a run in the folder, and reserve it for this process in a block, see :meth:`in_use`.
 
         The files of a run that took no step are deleted.
 
@@ -140,7 +140,7 @@ class RunFolder:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the folder to this process and the ones that it starts in a block; it is created if it does not exist.
+        """Reserve the folder for this process and its children in a block; it is created if it does not exist.
 
         Temporary files of killed processes are deleted. A folder that is still empty at the end is deleted too.
 
@@ -178,7 +178,7 @@ class RunFolder:
         return words if words.startswith("process ") else "another process"
 
     def _temporary_files(self) -> list[Path]:
-        """Files and folders that processes that were killed have left half written."""
+        """Incomplete files and folders that killed processes have left."""
         names = {each.name for each in vars(RunFolder).values() if isinstance(each, FileOf)}
         return [left for name in names for left in temporary_files(self.path / name)]
 
@@ -220,9 +220,8 @@ class TrainingCost:
     """The time and memory of a training.
 
     Attributes:
-        seconds: from the first image to the finished model with all evaluations, as a clock on the wall measures it,
-            summed up over the interruptions of a run; steps that a killed process had taken after its last checkpoint
-            count once.
+        seconds: from the first image to the finished model with all evaluations, in wall-clock time, summed up over the
+            interruptions of a run; steps that a killed process had taken after its last checkpoint count once.
         trained_parameters: the number of parameters of the model that were trained; those of the loss are left out.
         memory_format: the order in memory of images and convolutions, which decides the last bits of the results:
             channels_last or contiguous_format. None: unknown.

@@ -23,8 +23,8 @@ def thread_pool() -> Iterator[ThreadPoolExecutor]:
 def run_parts(function: Callable[[int, int], None], bounds: Sequence[int], num_threads: int) -> None:
     """Call a function that releases the interpreter lock for the parts of a range, in several threads.
 
-    It takes the begin and the end, exclusive, of a part. The bounds are where each part begins, and the end of the
-    last.
+    The function takes the begin and the end (exclusive) of a part. `bounds` has the begin of each part and the end of
+    the last.
     """
     with ThreadPoolExecutor(num_threads) as pool:
         parts = [pool.submit(function, *part) for part in pairwise(bounds)]

@@ -29,7 +29,7 @@ MIN_AGREEMENT = 0.6
 def find_problems_of_source(
     reader: EmbeddingReader, source: str, settings: CleanSettings | None = None, split: str | None = None
 ) -> Findings:
-    """Read the image files of a source, embed those that can be read, and look for possible problems.
+    """Read the image files of a source, embed the readable ones, and look for possible problems.
 
     Args:
         reader: reads the source. If it has no model and the source holds images, they are embedded by DINOv2 with a
@@ -78,7 +78,7 @@ def write_findings(path: str | Path, findings: Findings) -> None:
 
 
 def num_decisions(path: str | Path) -> int:
-    """How many lines of a .csv or .parquet file say a decision; 0 of a file without decisions."""
+    """The number of lines with a decision in a .csv or .parquet file; 0 for a file without decisions."""
     import pandas as pd
 
     try:
@@ -89,9 +89,9 @@ def num_decisions(path: str | Path) -> int:
 
 
 def images_folder(reader: EmbeddingReader, source: str, split: str | None = None) -> str | None:
-    """The folder that all images of a source are in, those that are not selected too; None if all are selected.
+    """The folder of all images of a source, including those that are not selected; None if all are selected.
 
-    Paths below it tell an image of one split from that of the same name in another.
+    Paths below it distinguish images of the same name in different splits.
     """
     if split in (None, "all") and reader.where is None:
         return None

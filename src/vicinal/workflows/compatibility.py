@@ -30,7 +30,7 @@ def compare_across(
     """Evaluate an old and a new model, and queries of the new one against the gallery of the old one.
 
     The adapter maps embeddings of either model to the other. Returns the results by query side/gallery side, compared
-    with `old/old`; and what :func:`~vicinal.evaluation.upgrade_warnings` tells.
+    with `old/old`; and the messages of :func:`~vicinal.evaluation.upgrade_warnings`.
     """
     if len(sources) != 2:
         raise InputError(f"{len(sources)} sources; give the embeddings of an old model and of a new one")

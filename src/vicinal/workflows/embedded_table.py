@@ -119,7 +119,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
 def with_named_columns(table: Table, source: str, columns: Mapping[str, str]) -> Table:
     """The table of stored embeddings, in which the named columns of paths and labels are `path` and `label`.
 
-    Stored tables have them already, and may be asked for by the names that they had before.
+    Stored tables already have these names, but may be asked for by the original names.
     """
     for flag, name in columns.items():
         usual, known = COLUMN_FLAGS[flag], list(table.frame.columns)

@@ -104,7 +104,7 @@ class EmbeddingReader(EmbeddingOptions):
         return images.table
 
     def list_images(self, source: str, split: str | None = None) -> ListedImages:
-        """Return the selected rows of a source of images; those of a container are not files before they are written.
+        """Return the selected rows of a source of images; images of a container are not files until they are written.
 
         Raises:
             InputError: as :meth:`embed`.
@@ -120,11 +120,11 @@ class EmbeddingReader(EmbeddingOptions):
         return partial(self._embed, model=self._model_of(source), on_error=self._on_error(source))
 
     def batch_embedder(self, source: str, num_images: int = 0) -> BatchEmbedder:
-        """Return what embeds batches of the images of a source, by the model of the options or the source.
+        """Return the embedder of batches of a source's images, by the model of the options or the source.
 
         Args:
             source: the source.
-            num_images: how many images it will embed, by which the engine is chosen.
+            num_images: number of images to embed, by which the engine is chosen.
 
         Raises:
             InputError: the model cannot be read, or the options do not fit it.
@@ -273,7 +273,7 @@ class BatchEmbedder:
     Args:
         model: The model.
         reader: The options, and the steps after the model.
-        num_images: How many images it will embed, by which the engine is chosen.
+        num_images: Number of images to embed, by which the engine is chosen.
 
     Raises:
         InputError: The options do not fit the model.

@@ -41,7 +41,7 @@ from vicinal.utils.launch import check_launch
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.settings import REVISITED, VEHICLE_ID, EvaluationSettings
 
-MAX_DIFFERENCE = timedelta(days=7)  # after which the first process no longer waits for the last; the dead are noticed
+MAX_DIFFERENCE = timedelta(days=7)  # timeout of the first process waiting for the last; a dead one is noticed
 
 MakeReranking = Callable[[str, EmbeddedTable], Reranking]
 """Makes the re-ranking or refinement of the embeddings of a source."""
@@ -94,7 +94,7 @@ def evaluate_sources(
         calibrations: name -> the calibration of each source, for `open_set`.
 
     Raises:
-        InputError: other images to be compared, or a result cannot be computed with these embeddings.
+        InputError: the images to be compared differ, or a result cannot be computed with these embeddings.
     """
     _check_combined_images(sources, combine)
     evaluated = []
@@ -143,7 +143,7 @@ def tabulate_sources(
             they are averaged, the table says what the models of several sources cost.
 
     Raises:
-        InputError: something that is asked for cannot be computed with these evaluations.
+        InputError: a requested result cannot be computed with these evaluations.
     """
     finals, first = {each.name: each.final for each in evaluated}, evaluated[0]
     if combine == "average":
@@ -172,7 +172,7 @@ def costs_of(evaluated: Sequence[EvaluatedSource]) -> pd.DataFrame | None:
 
 
 def resampling_of(evaluated: EvaluatedSource, settings: EvaluationSettings) -> Resampling:
-    """How intervals of a source are computed, of classes by default if there are any; logs if they are too narrow."""
+    """The resampling for intervals of a source, by default of its classes, if any; logs if they are too narrow."""
     resample_by = settings.intervals or ("classes" if evaluated.table.has("label") else "queries")
     if resample_by == "classes":
         num_classes = count_query_classes(evaluated.final, evaluated.table)
@@ -208,7 +208,7 @@ def _protocol(settings: EvaluationSettings, source: str, is_reranked: bool, divi
 
 
 def _check_combined_images(sources: Mapping[str, EmbeddedTable], combine: Combine | None) -> None:
-    """Refuse to compare sources with other images; log where their runs are averaged."""
+    """Refuse to compare sources with different images; if they are averaged, only log the difference."""
     (baseline, first), *others = sources.items()
     for name, embedded in others if combine is not None else []:
         try:

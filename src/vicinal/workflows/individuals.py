@@ -1,4 +1,4 @@
-"""A gallery of individuals: the quality of what is enrolled, photos that are still to be identified, and decisions."""
+"""A gallery of individuals: the quality of enrolled photos, photos still to be identified, and decisions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = 20  # lines about photos
 
 
 def enrolled_quality(index: ImageIndex, table: Table) -> pd.DataFrame:
-    """Measure the photos of a table that are in an index of identities, among all that it has.
+    """Measure the quality of a table's photos that are in an index of identities, among all photos of the index.
 
     Returns:
         The columns of :func:`~vicinal.analysis.photo_quality` after `path` and `identity`.
@@ -44,7 +44,7 @@ def enrolled_quality(index: ImageIndex, table: Table) -> pd.DataFrame:
 
 
 def enrollment_text(quality: pd.DataFrame, index: ImageIndex) -> str:
-    """How many photos and identities were enrolled, and what is noted about the photos."""
+    """The numbers of enrolled photos and identities, and the notes about the photos."""
     noted = quality[quality["note"] != ""]
     lines = [
         f"{len(quality):,} photos of {quality['identity'].nunique():,} identities; the gallery has {len(index):,}",
@@ -93,9 +93,9 @@ def apply_identity_decisions(
 
     The file is a CSV file with the columns `path`, `decision` (`same`, `new`, `not sure` or empty) and `identity`, as
     the page of `vicinal identify` saves it; paths are read as by :func:`~vicinal.data.apply_decisions`. A photo is
-    enrolled under an identity of the index (`same`) or another one (`new`), also one that the index has without any.
-    One that is not sure is remembered, so that it is not proposed again. Decisions that were applied before change
-    nothing.
+    enrolled under an identity of the index (`same`) or another one (`new`), even if the index has the photo without an
+    identity. A photo that is not sure is remembered, so that it is not proposed again. Decisions that were applied
+    before change nothing.
 
     Args:
         place: the folder of an index of identities, or its URL.
@@ -105,11 +105,11 @@ def apply_identity_decisions(
         timeout: seconds to wait while another process writes the index.
 
     Returns:
-        The numbers of photos that are `same`, `new` and `not sure`, of those that were not decided before.
+        The numbers of photos that are `same`, `new` and `not sure`, without photos that were decided before.
 
     Raises:
-        InputError: as :func:`~vicinal.data.apply_decisions`; `same` is no identity of the index or `new` one that it
-            has; or a photo is in the index under another identity. Nothing is changed then.
+        InputError: as :func:`~vicinal.data.apply_decisions`; `same` names an identity that the index does not have, or
+            `new` one that it has; or a photo is in the index under another identity. Nothing is changed then.
     """
     if not table.has("path"):
         raise InputError("decisions are about photos with paths; the source has none")
@@ -178,6 +178,6 @@ def _name(decision: Decision, names: dict[str, Any]) -> Any:
 
 
 def _unlabeled(table: Table) -> Table:
-    """Without the columns that say what folders the photos are in."""
+    """The table without labels and splits, which come from the folders of the photos."""
     names = [name for name in table.frame if name in ("label", "split") or is_coarse_column(str(name))]
     return Table(table.frame.drop(columns=names))

@@ -86,10 +86,10 @@ def store_local_features(index: ImageIndex, encoder: LocalEncoder, weight: float
 def fill_local_features(
     index: ImageIndex, encoder: LocalEncoder, settings: Mapping[str, Any] | None = None, left_out: Sequence[int] = ()
 ) -> None:
-    """Compute and store the local features of the images of an index whose local features are not stored yet.
+    """Compute and store the missing local features of the images of an index.
 
-    They are stored a block at a time, under the settings of the encoder or else those of the index; what others delete
-    or replace meanwhile is left out.
+    They are stored a block at a time, under the settings of the encoder or else those of the index; images that others
+    delete or replace meanwhile are left out.
     """
     missing = np.setdiff1d(index.ids_without_local_codes(settings), left_out)
     for start in range(0, len(missing), BLOCK_SIZE):
@@ -109,17 +109,17 @@ def _with_same_vectors(index: ImageIndex, ids: Integers, vectors: Floats) -> lis
 
 
 def stored_encoder(index: ImageIndex, model: object) -> LocalEncoder | None:
-    """The encoder of the local features that an index stores, by its model; None if it stores none, or without one."""
+    """The encoder of the local features stored in an index, by its model; None without such features or a model."""
     if index.local_settings is None or not isinstance(model, Embedder):
         return None
     return LocalEncoder.from_settings(model, index.local_settings)
 
 
 class LocalSearch:
-    """Searches an index with re-ranking by local features: those that it stores, or else computed when needed.
+    """Searches an index with re-ranking by local features, which the index stores or which are computed when needed.
 
-    Settings are for an index that stores none; the weight of matching patches is by default that of the index, or else
-    that of the method.
+    The settings apply to an index that stores none; the default weight of matching patches is that of the index, or
+    else that of the method.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LocalSearch:
 
     @property
     def transform(self) -> ImageTransform:
-        """Of the images that are divided into patches."""
+        """The transform of the images that are divided into patches."""
         return patch_transform(self._encoder.model, self._encoder.size)
 
     def reranking(self, queries: Table) -> LocalReranking:

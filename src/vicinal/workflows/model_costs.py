@@ -51,7 +51,7 @@ def timed(embed: Callable[..., Floats], images: ImageDataset, batch_size: int, *
 
 
 def model_cost(model: Embedder | ExportedEmbedder, source: str, dim: int, images_per_second: float | None) -> ModelCost:
-    """The costs of a model; the run of its source, or of its folder, tells what the training took."""
+    """The costs of a model; the cost of training is read from the run of its source or of its folder."""
     if isinstance(model, ExportedEmbedder):
         num_bytes = model.engine.path.stat().st_size
         return ModelCost(
@@ -217,7 +217,7 @@ def measured_speed(name: str, device: str = "cpu", batch_size: int = 16) -> floa
 
 
 def described_models(names: Sequence[str]) -> Iterator[PretrainedModel]:
-    """Describe several models; those that cannot be built are left out with a message."""
+    """Describe several models; models that cannot be built are left out with a message."""
     for name in names:
         try:
             yield describe_model(name)

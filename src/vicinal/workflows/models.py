@@ -1,4 +1,4 @@
-"""The models that the verbs of the command are given: their options, and loading them.
+"""The models for the verbs of the command: their options, and loading them.
 
 Importing this module loads nothing heavy, as help shows the options.
 """
@@ -171,7 +171,7 @@ class EmbeddingOptions:
 def backbone_name(model: str) -> str | None:
     """The backbone that a model's name stands for, with `timm/` before it or not; None for folders and Hub names.
 
-    A folder or file of the name wins.
+    A folder or file of that name takes precedence.
 
     Example:
         >>> backbone_name("timm/resnet50"), backbone_name("resnet50"), backbone_name("someone/model")

@@ -101,7 +101,7 @@ def embed_on_ray(
     and its batch repeated; an image whose reading kills the worker repeatedly is left out like one that is
     unreadable.
 
-    All machines must have Vicinal installed, and see the images and the model at the same place.
+    All machines must have Vicinal installed, and see the images and the model under the same paths.
 
     Args:
         reader: How images become embeddings; `num_workers` is not used. The precision `auto` is that of this machine.
@@ -189,7 +189,7 @@ class _RayData:
         return [{"rows": as_column([RowBatch(rows.start, images.take(rows))])[0]} for rows in self.job.batches]
 
     def _actors(self, data: Any) -> dict[str, Any]:
-        """How many actors there are, and what each takes of the cluster."""
+        """The number of actors, and the resources of the cluster that each takes."""
         has = self.ray.cluster_resources()
         num_cpus, num_gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0))
         if not num_cpus:
@@ -201,7 +201,7 @@ class _RayData:
             return {"compute": data.ActorPoolStrategy(size=num_gpus), "num_cpus": 0, "num_gpus": 1}
         size = max(1, num_cpus // torch.get_num_threads())
         log(f"the Ray cluster has {num_cpus:,} CPUs, and {size:,} models on them")
-        # Models take no CPUs of those that Ray counts, since reading would wait for them forever where there are few.
+        # Models reserve no CPUs in Ray: on a cluster with few CPUs, reading would wait for them forever.
         return {"compute": data.ActorPoolStrategy(size=size), "num_cpus": 0}
 
     @contextmanager
@@ -222,16 +222,16 @@ class _RayData:
 
 
 class Attempts:
-    """An actor that counts how often something was begun and not ended, since its process died.
+    """An actor that counts how often a task began and did not end because its process died.
 
-    Ray repeats a task whose process died without end, and does not tell it so.
+    Ray repeats such a task without limit, and does not tell it about the repetition.
     """
 
     def __init__(self) -> None:
         self._begun: Counter[tuple[str, int]] = Counter()
 
     def begin(self, what: tuple[str, int]) -> int:
-        """Which attempt this is, from 1."""
+        """Begin a task, and return the number of this attempt, from 1."""
         self._begun[what] += 1
         return self._begun[what]
 
@@ -299,7 +299,7 @@ def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) ->
 class EmbedBlock:
     """The second stage: an actor that loads the model on its machine, and maps pixels to embeddings.
 
-    Errors become the result, since Ray would repeat what raises an error, or show the traceback.
+    Errors are returned, since Ray would repeat a call that raises an error, or show the traceback.
     """
 
     def __init__(self, reader: EmbeddingReader, source: str, fingerprint: str, num_threads: int, attempts: Any) -> None:
@@ -333,7 +333,7 @@ class EmbedBlock:
         return EmbeddedBatch(first_row, vectors, errors, engine_name(self._embed.engine))
 
     def _cannot_finish(self, first_row: int) -> bool:
-        """Whether the process died of this batch repeatedly. Only one that was restarted waits to know."""
+        """Whether this batch killed the process repeatedly; only a restarted process waits for the answer."""
         import ray
 
         attempt = self._attempts.begin.remote(("embedding", first_row))

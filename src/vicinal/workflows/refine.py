@@ -102,7 +102,7 @@ def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     sizes = embedded.table.frame["split"].value_counts()
     validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
     log(f"training a refiner on {sizes['train']:,} embeddings of the split train, {validation}")
-    if run.recipe.is_file():  # an embedder was trained here, so the run has begun and its first files are not written
+    if run.recipe.is_file():  # an embedder was trained, so the run has begun, and its first files will not be written
         save_embeddings(run.embeddings, *embedded)
     return RefinerTrainer(recipe, *embedded, run)
 
@@ -235,7 +235,7 @@ def _with_val(table: Table, settings: RefinerSettings) -> Table:
 def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_processes: int) -> Floats:
     """Embed images by the model of a reader, a part of the batches in each process: float32 [n, dim].
 
-    The batches are those of one process, and so the embeddings are, on the same kind of device. Each process loads the
+    Batches are those of one process, and on the same kind of device the embeddings are too. Each process loads the
     model. On a CPU the threads of PyTorch are divided among the processes, and fewer threads may change the last bits.
     """
     device = usable_device(reader.device)
@@ -244,7 +244,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
     log(f"embedding {len(images):,} images in {len(parts)} processes")
     devices = [f"cuda:{number}" if device == "cuda" else device for number in range(len(parts))]
     options = replace(reader, precision=reader.used_precision)
-    # The model is exported for the engine, if it is at all, before several processes would do so.
+    # If the engine needs an exported model, it is exported here once, before the processes start.
     reader.with_engine(reader.loaded_model, len(parts[0]))
     num_threads = max(1, torch.get_num_threads() // len(parts))
     context = multiprocessing.get_context("spawn")
@@ -268,7 +268,7 @@ def embed_in_processes(reader: EmbeddingReader, images: ImageDataset, num_proces
 
 
 def check_devices(device: str, num_processes: int) -> None:
-    """Raise InputError if this machine has not as many GPUs, or too few cores."""
+    """Raise InputError if this machine has too few GPUs or cores."""
     on_gpu = device.startswith("cuda")
     limit = torch.cuda.device_count() if on_gpu else max(MIN_CPU_PROCESSES, os.cpu_count() or 1)
     if num_processes > limit:

@@ -43,8 +43,8 @@ def write_report(
 
     Args:
         out: the page; it is replaced as a whole.
-        sources: name -> embeddings. Of a name that is a run folder, the recipe and curves are shown too. A single one
-            may have no labels; its page has the sections that need none.
+        sources: name -> embeddings. If a name is a run folder, its recipe and curves are shown too. A single one may
+            have no labels; its page has the sections that need none.
         settings: what to evaluate. Intervals that cannot be computed, as those of a single class, are left out with a
             message.
         title: of the page; by default made of the names.
@@ -52,7 +52,7 @@ def write_report(
         make_reranking: makes the re-ranking of a single source.
 
     Raises:
-        InputError: something that is asked for cannot be computed with these embeddings.
+        InputError: a requested result cannot be computed with these embeddings.
         OSError: the page cannot be written.
     """
     unlabeled = [name for name, embedded in sources.items() if not embedded.table.has("label")]
@@ -113,7 +113,7 @@ def _evaluated_embeddings(evaluated: EvaluatedSource, embedded: EmbeddedTable) -
 
 
 def _results(evaluated: EvaluatedSource, baseline: EvaluatedSource, settings: EvaluationSettings) -> ResultsTable:
-    """The results of one source, with the intervals and differences that are possible; logs why others are not."""
+    """The results of one source, with all intervals and differences that can be computed; logs why others cannot."""
     name, table = evaluated.name, evaluated.table
     if settings.intervals is None:
         return evaluated.final.to_results(name)

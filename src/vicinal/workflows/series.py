@@ -17,7 +17,7 @@ from vicinal.workflows.embedded_table import EmbeddedTable
 MAX_QUERIES = 500
 MIN_QUERIES = 20
 MOST, TIMES_CHANCE = 0.5, 2.0
-"""Of the right first matches, the fraction from which on a series is told, and how often that is what chance gives."""
+"""Minimum fraction of correct first matches beside the query for a warning, and its minimum ratio to chance."""
 
 
 def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
@@ -33,10 +33,10 @@ def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
 
 
 def series_fraction(embedded: EmbeddedTable) -> tuple[float, float] | None:
-    """Of the queries whose first match is of their class: the fraction whose match is the file before or after theirs.
+    """Among queries whose first match is of their class, the fraction whose match is the file before or after theirs.
 
-    Files are those of one class, in the order of the numbers in their names. Returns the fraction, and its value by
-    chance; None with groups, without labels or paths, or with few queries.
+    The files of a class are ordered by the numbers in their names. Returns the fraction and its value by chance; None
+    with groups, without labels or paths, or with few queries.
     """
     table = embedded.table
     if table.has("group") or not (table.has("label") and table.has("path")):

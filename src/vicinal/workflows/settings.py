@@ -88,13 +88,13 @@ class CleanSettings:
     """The options of finding errors in a dataset.
 
     Args:
-        num_neighbors: neighbors of each image, from which label errors and outliers are told.
-        min_similarity: the least cosine similarity of near duplicates. None takes 0.95 where pixels are compared too,
+        num_neighbors: number of neighbors of each image, by which label errors and outliers are found.
+        min_similarity: the minimum cosine similarity of near duplicates. None takes 0.95 where pixels are compared too,
             else 0.995.
-        min_pixel_similarity: the least correlation of the pixels of near duplicates.
-        min_outlier_factor: the least local outlier factor of outliers.
+        min_pixel_similarity: the minimum correlation of the pixels of near duplicates.
+        min_outlier_factor: the minimum local outlier factor of outliers.
         num_clusters: number of clusters of k-means. None takes HDBSCAN, which needs none.
-        min_cluster_size: the least number of images of a cluster of HDBSCAN.
+        min_cluster_size: the minimum number of images of a cluster of HDBSCAN.
         seed: seed of k-means.
 
     Raises:

@@ -69,7 +69,7 @@ class ShardJob:
         return manifest if written is None else written.result()
 
     def _take(self, row: int, arrived: dict[int, EmbeddedBatch], embedded: Iterator[EmbeddedBatch]) -> EmbeddedBatch:
-        """The batch that begins with a row; batches that come before it are kept."""
+        """The batch that begins with a row; batches that arrive earlier are kept."""
         while row not in arrived:
             batch = next(embedded)
             if batch.errors and self.manifest.on_error == "raise":
@@ -90,7 +90,7 @@ class ShardJob:
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
     def _is_there(self, number: int) -> bool:
-        """Whether a part is complete and as it was written."""
+        """Whether a part is complete and unchanged since it was written."""
         if number >= len(self.manifest.parts):
             return False
         part = self.manifest.parts[number]
@@ -134,7 +134,7 @@ def shard_job(
     split: str | None,
     part_size: int,
 ) -> Iterator[ShardJob]:
-    """The rest of a shard, which no other process completes meanwhile; arguments and errors as of `embed_shard`."""
+    """The missing parts of a shard, locked against other processes; arguments and errors as of `embed_shard`."""
     given = Source(source)
     if given.is_stored:
         raise InputError(f"{source} holds embeddings already; --shard and --ray are about images")

@@ -40,7 +40,7 @@ class Source:
             embeddings, the folder of an index or its URL, or images: a file, a folder, a table, a container or a
             benchmark.
         root: as for :func:`~vicinal.data.load_table`; for a run, the folder that its images were moved to.
-        path_column: the column of image paths in a table; None: `path`, or that which `remembered` names.
+        path_column: the column of image paths in a table; None: `path`, or the column that `remembered` names.
         label_column: the column of labels, which are optional if it is None.
         labels: a file of labels in place of the table of a file of embeddings.
         remembered: `path_column` and `label_column` that a run or an index was made with.
@@ -95,7 +95,7 @@ class Source:
 
     @cached_property
     def images(self) -> ListedImages:
-        """The table of its images, of which those of a container are files only once they are written.
+        """The table of its images; images of a container are files only once they are written.
 
         Raises:
             InputError: they cannot be read, or it is the run of a refiner.
@@ -150,7 +150,7 @@ class Source:
     def _column(self, flag: str) -> str | None:
         """The column of paths or labels.
 
-        That which is given; else that which is remembered, if this table has it and none called `path` or `label`; else
+        It is the given column; else the remembered one, if this table has it and no column `path` or `label`; else
         `path`, and None for labels.
         """
         given, known = getattr(self, flag), self.remembered.get(flag)
@@ -233,7 +233,7 @@ def selected_rows(
 ) -> Integers:
     """Return the numbers of the selected rows, ascending.
 
-    A condition knows `columns`, the names that the source or the user gives the columns of paths and labels.
+    A condition may use `columns`, the names that the source or the user gives the columns of paths and labels.
     """
     is_selected = np.ones(len(table), dtype=bool)
     if split not in (None, "all"):

@@ -39,10 +39,10 @@ class Changes:
     """The differences between an index and a table of images: rows of the table, or ids, int64 [n] each."""
 
     new: Integers
-    changed: Integers  # whose files have changed since they were embedded, or of which that is unknown
+    changed: Integers  # whose files have changed since they were embedded, or may have changed
     same: Integers
     vanished: Integers  # the ids of images that are not in the table
-    moved: Integers  # whose content is that of a file that is not where it was
+    moved: Integers  # with the content of a file that is gone from its place
     moved_ids: Integers  # the ids that these have in the index
     num_unreadable: int = 0  # of new and changed images that are not in the index
 
@@ -66,9 +66,9 @@ def with_file_facts(table: Table) -> Table:
 def compare_files(metadata: Metadata, table: Table, below: str | Path | None = None) -> Changes:
     """Compare the images of an index with those of a table; only images in the folder `below` can have vanished.
 
-    Images in folders that could not be listed have not vanished. An image is as before if its file has the same size
-    and time, or else the same content. Images are told apart by path and bounding box; of equal rows the last one
-    counts. A new image with the content of a file that is not where it was has been moved.
+    Images in folders that could not be listed have not vanished. An image is unchanged if its file has the same size
+    and time, or else the same content. Images are identified by path and bounding box; of equal rows the last one
+    counts. A new image with the content of a file that is gone from its place was moved.
     """
     rows = dict(zip(table.image_keys, range(len(table)), strict=True))
     keys = list(rows)
@@ -154,7 +154,7 @@ def _file_facts(path: str) -> tuple[int, int, str]:
 
 
 def _is_same(path: str, facts: Sequence[Any]) -> bool:
-    """Whether a file is as it was when these facts were noted; not if they are missing."""
+    """Whether a file is unchanged since these facts were noted; False if they are missing."""
     size, time, digest = facts
     try:
         status = os.stat(path)
@@ -180,9 +180,8 @@ def sync_index(
 ) -> Changes:
     """Make an index hold the images of a table: embed new and changed images, and drop those that have vanished.
 
-    The columns of images that are as before, or were moved, are replaced by those of the table. The index is saved
-    after each block of images, so that an interrupted call goes on where it was; other processes may search and write
-    it meanwhile.
+    The columns of unchanged and moved images are replaced by those of the table. The index is saved after each block of
+    images, so that an interrupted call resumes there; other processes may search and write it meanwhile.
 
     Args:
         folder: of the index, or the URL of a database; it is created if it does not exist.
@@ -192,7 +191,7 @@ def sync_index(
         upsert: adds a block to an index, in place of the same images.
         drop: whether images that have vanished are deleted.
         below: only images in this folder can have vanished; None: all with a path.
-        root: the folder that the index keeps paths from when images were moved and its own is not there any more.
+        root: the new root folder of the index, if images were moved and its root folder no longer exists.
         timeout: seconds to wait while another process writes the index.
         block_size: number of images that are embedded at a time.
     """
@@ -241,7 +240,7 @@ def index_exists(place: str | Path, timeout: float = TIMEOUT) -> bool:
 def _apply_without_embedding(
     folder: str | Path, metadata: Metadata, table: Table, changes: Changes, drop: bool, root: str | None, timeout: float
 ) -> None:
-    """Delete images that have vanished, and replace the columns of those that are there, if anything differs."""
+    """Delete images that have vanished, and replace the columns of existing ones, if anything differs."""
     ids = np.concatenate([metadata.ids_by_key(table.take(changes.same).image_keys), changes.moved_ids])
     same = table.take(np.concatenate([changes.same, changes.moved]))
     facts = metadata.lookup(ids)[list(FILE_COLUMNS)] if len(ids) else None

@@ -1,4 +1,4 @@
-"""A new model for an old index: its images are embedded anew while it is searched, then the vectors change places."""
+"""A new model for an old index: its images are embedded again while it is searched, then the vectors are swapped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vicinal.models.refiner import ContextRefiner
     from vicinal.workflows.embedded_table import EmbeddedTable
 
-FOLDER = ".upgrade"  # within the index: what is embedded so far
+FOLDER = ".upgrade"  # within the index: the embeddings so far
 
 
 def upgrade_index(
@@ -59,9 +59,9 @@ def upgrade_index(
     """Give an index vectors of another model; ids and columns stay.
 
     Images are embedded into a folder of the index, part by part: an interrupted call goes on where it was. Meanwhile
-    others search and change the index. The vectors change places in one transaction, in which the last images that were
-    added meanwhile are embedded too. The vectors before are kept for :func:`roll_back`, in place of those before them.
-    An index that stores local features gets those of the new model, computed in the same way.
+    others search and change the index. The vectors are swapped in one transaction, which also embeds the last images
+    that were added meanwhile. The old vectors are kept for :func:`roll_back`, in place of those before them. An index
+    that stores local features gets those of the new model, computed in the same way.
 
     In a database the vectors are written beside the old ones, and the change of the facts of the index is the
     transaction.
@@ -69,17 +69,17 @@ def upgrade_index(
     Args:
         folder: of the index, or its URL in a database.
         reader: how images become embeddings; with `on_error="skip"`, images that cannot be embedded leave the index.
-        made_with: the flags of the command that say the same, which the index keeps.
+        made_with: the equivalent flags of the command, which the index keeps.
         refiner: refines the embeddings; an index of refined embeddings needs one that was trained for the new model.
         embeddings: of the images by the new model, such as those of `vicinal embed --shard`; the reader embeds those
             that are not among them, and needs no model if there are none.
-        report: is called with the comparison of both models before the vectors change places.
+        report: is called with the comparison of both models before the vectors are swapped.
         timeout: seconds to wait while another process writes the index.
         part_size: number of images of a part.
 
     Raises:
         InputError: the index has these vectors already, the refiner is missing or for another model, images cannot be
-            read, or another process upgrades the index; it is as it was then.
+            read, or another process upgrades the index; the index is unchanged then.
         OSError: a file cannot be written.
     """
     index = Index.load(folder, timeout)
@@ -126,19 +126,19 @@ def roll_back(
     """Return to the vectors that an index had before it was upgraded; calling it again returns to the newer ones.
 
     Images that were deleted since stay deleted, and changed columns stay changed. Images that were added since are
-    embedded by the model of the vectors before.
+    embedded by the model of the restored vectors.
 
     Args:
         folder: of the index, or its URL in a database.
-        reader_for: gives the reader that embedded the vectors before, by their flags; it is called if images were added
+        reader_for: returns the reader of the restored vectors, given their flags; it is called if images were added
             since. None: it is not known.
-        refiner_for: gives the refiner of the vectors before in the same way, if they were refined.
+        refiner_for: returns the refiner of the restored vectors in the same way, if they were refined.
         timeout: as for :func:`upgrade_index`.
         part_size: as for :func:`upgrade_index`.
 
     Raises:
-        InputError: the index was never upgraded, or images were added since that cannot be embedded by the model
-            before; it is as it was then.
+        InputError: the index was never upgraded, or images were added since that cannot be embedded by the previous
+            model; the index is unchanged then.
         OSError: a file cannot be written.
     """
     index = Index.load(folder, timeout)
@@ -164,7 +164,7 @@ def roll_back(
 
 
 def _fingerprint(reader: EmbeddingReader, embeddings: EmbeddedTable | None) -> str | None:
-    """Identifies the new model; raises InputError if the embeddings that are there are of none or of another one."""
+    """Identifies the new model; raises InputError if the given embeddings are of an unknown or another model."""
     if embeddings is None:
         return reader.fingerprint
     found = embeddings.fingerprint
@@ -209,7 +209,7 @@ def _search(engine: SegmentedEngine, among: Integers, queries: Integers, k: int)
 
 
 def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextRefiner | None) -> None:
-    """Put a generation in place of the present one, with the images that came meanwhile, in one transaction."""
+    """Replace the current generation, adding the images that came meanwhile, in one transaction."""
     state, before = index.state, index.state.database.settings().get("previous")
     with index.transaction():
         work.embed_here(work.missing())
@@ -231,7 +231,7 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
 
 @contextmanager
 def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[_Work]:
-    """What is embedded for another generation so far; it is deleted when the block has succeeded."""
+    """The embeddings so far for another generation; they are deleted when the block has succeeded."""
     place = Path(images.place)
     folder = place / FOLDER
     folder.mkdir(exist_ok=True)
@@ -243,7 +243,7 @@ def _work(images: UpgradedImages, part_size: int, covered: int = 0) -> Iterator[
 
 @dataclass
 class _Work:
-    """The images of an index that are embedded anew, in rounds: each embeds the images that were missing before it."""
+    """The images of an index that are embedded again, in rounds: each embeds the images that were missing before it."""
 
     images: UpgradedImages
     folder: Path  # for the rounds of all models
@@ -259,7 +259,7 @@ class _Work:
         return cast("Index", self.images.index)
 
     def catch_up(self) -> None:
-        """Embed the images of the index, but for a few that are added meanwhile; those of an interrupted call first."""
+        """Embed the images of the index, except a few that are added meanwhile; those of an interrupted call first."""
         stop, ids = self.index.state.current().next_id, self.missing()
         rows = self.images.stored_rows(ids)
         self._stored = ids[rows >= 0], rows[rows >= 0]
@@ -280,7 +280,7 @@ class _Work:
         return np.setdiff1d(ids[ids >= self.covered], np.concatenate([self._done, self.images.left_out]))
 
     def vectors(self, stop: int, start: int = 0) -> Floats:
-        """The vectors of the ids from `start` to `stop` in a temporary file, zero for those that have none."""
+        """The vectors of the ids from `start` to `stop` in a temporary file, zero for ids without one."""
         dim = next((each.dim for each in self._rounds if each.num_embeddings), 0)
         dim = dim or next((vectors.shape[1] for _, vectors in self._last), 1)
         dim = dim if self.images.stored is None else self.images.stored.vectors.shape[1]
@@ -321,7 +321,7 @@ class _Work:
         return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16] / str(number)
 
     def _embed(self, table: Path) -> None:
-        """Embed a round, or what an interrupted call has left of it."""
+        """Embed a round, or the rest of it after an interrupted call."""
         shards, reader = table.parent / "shards", replace(self.images.reader, on_error="skip")  # refused below
         is_complete = any(each.is_complete for each in read_manifests(shards))
         manifest = embed_shard(reader, str(table), shards, 1, 1, part_size=self.part_size)

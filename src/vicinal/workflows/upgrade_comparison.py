@@ -1,4 +1,4 @@
-"""The comparison of an index's vectors with those of another model, before these take their place."""
+"""The comparison of an index's vectors with those of another model, before these replace them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GenerationComparison:
 
 
 def compare_generations(index: ImageIndex, ids: Integers, old: Search, new: Search) -> GenerationComparison:
-    """Compare what an index finds by its vectors and by those of another generation, for a sample of its images.
+    """Compare the search results of an index with those of another generation, for a sample of its images.
 
     Metrics are the fraction of the first ten neighbors that both find and, if there are labels, recall@1 of both and
     its difference, for images whose class has another image. Intervals are those of the bootstrap over the images.

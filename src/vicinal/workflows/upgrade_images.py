@@ -1,4 +1,4 @@
-"""The images of an index that are embedded by another model; those that cannot be are refused or leave the index."""
+"""Embedding the images of an index by another model; images that cannot be embedded are refused or leave the index."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MAX_NAMED = 5
 class UpgradedImages:
     """The images of an index, and how they become embeddings.
 
-    With `on_error="skip"` of the reader, those that cannot are left out, else refused. Of images that `stored` has, by
-    path and bounding box, those embeddings are taken.
+    Images that cannot be embedded are left out if the reader's `on_error` is "skip", else refused. Images that `stored`
+    has, by path and bounding box, keep those embeddings.
     """
 
     index: ImageIndex
@@ -51,7 +51,7 @@ class UpgradedImages:
         return dict(zip(keys, range(len(keys)), strict=True))
 
     def stored_rows(self, ids: Integers) -> Integers:
-        """The rows of images in the embeddings that are there already, int64 [n]; -1 where there is none."""
+        """The rows of images in the stored embeddings, int64 [n]; -1 for an image that is not among them."""
         if self.stored is None:
             return np.full(len(ids), -1, np.int64)
         found = self.index.lookup(ids, skip_unknown=True)
@@ -78,7 +78,7 @@ class UpgradedImages:
         return frame[is_there].reset_index(drop=True)
 
     def embed(self, ids: Integers) -> tuple[Integers, Floats]:
-        """The ids and embeddings of those that can be embedded, int64 [n] and float32 [n, dim]."""
+        """The ids and embeddings of the images that can be embedded, int64 [n] and float32 [n, dim]."""
         rows = self.stored_rows(ids)
         known = ids[rows >= 0]
         if self.stored is None or not len(known):
@@ -118,7 +118,7 @@ class UpgradedImages:
         return {**learned.to_settings(), "weight": stored["weight"], "encoder": encoder}
 
     def fill_local_features(self, settings: Mapping[str, Any] | None) -> None:
-        """Store the local features by these settings that are missing; None: there are none."""
+        """Store the missing local features by these settings; None: the index stores none."""
         if settings is None:
             return
         from vicinal.retrieval.reranking.local_features import LocalEncoder
@@ -153,7 +153,7 @@ def check_reader_before(
     before: Mapping[str, Any],
     reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None],
 ) -> EmbeddingReader | None:
-    """The reader that embeds the images that were added since an upgrade for the generation before; None without any.
+    """The reader of the previous generation, which embeds the images added since the upgrade; None without such images.
 
     `before` has the settings of that generation, with the flags by which `reader_for` gives its reader, if it is known.
     """

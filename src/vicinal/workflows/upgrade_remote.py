@@ -26,7 +26,7 @@ def upgrade_remote(
 ) -> None:
     """As :func:`upgrade_index <vicinal.workflows.upgrade_index>`, for an index in a database.
 
-    `own` has the facts of the new vectors, but for `generation`, `dim` and `local_features`.
+    `own` has the facts of the new vectors, except `generation`, `dim` and `local_features`.
     """
     dim = _first_dim(index, images)
     name = generation_name(own["model_fingerprint"], images.reader.used_precision, dim)
@@ -91,7 +91,7 @@ class _Filling:
     generation: RemoteGeneration
 
     def catch_up(self) -> None:
-        """Embed images until so few are left as were added meanwhile."""
+        """Embed images until only a few that were added meanwhile are left."""
         while self._fill() > MAX_LAST:
             pass
 
@@ -100,7 +100,7 @@ class _Filling:
         return np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self.generation.missing())])
 
     def switch(self) -> None:
-        """Let the generation be searched; images that cannot be embedded leave the index."""
+        """Switch searches to the generation; images that cannot be embedded leave the index."""
         gone = np.empty(0, np.int64)
 
         def finish() -> None:

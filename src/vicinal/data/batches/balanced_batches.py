@@ -1,6 +1,6 @@
 """Drawing class-balanced batches: the number of groups of each class, their batches and their images.
 
-Three functions draw the classes, with the same arguments and result: :data:`DRAWS` by name.
+Three functions with the same arguments and result draw the classes; :data:`DRAWS` has them by name.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def batches_by_size(
     samples_per_class: int,
     rng: np.random.Generator,
 ) -> Integers:
-    """Draw batches of distinct classes, in which each class comes as often as its number of images requires.
+    """Draw batches of distinct classes, in which each class occurs as often as its number of images requires.
 
-    From the rows of each class, of at least `classes_per_batch` classes, to rows `[num_batches, classes_per_batch *
+    Takes the rows of each of at least `classes_per_batch` classes, and returns rows `[num_batches, classes_per_batch *
     samples_per_class]`, class by class.
     """
     sizes = np.array([len(rows) for rows in members])
@@ -70,7 +70,7 @@ def uniform_batches(
     samples_per_class: int,
     rng: np.random.Generator,
 ) -> Integers:
-    """Draw batches of distinct classes, in each of which every class is equally likely, whatever its size.
+    """Draw batches of distinct classes, in which every class is equally likely, regardless of its size.
 
     Within a class, images are drawn as in :func:`batches_by_size`.
     """
@@ -95,8 +95,8 @@ def exhaustive_batches(
 
     The classes are put in random order. Each batch takes a group of the first classes in this order that have groups
     left, so a class comes to one batch after the other until it is exhausted. The batches are then put in random order.
-    The rest of a class that is not a whole group is not used, nor are the groups of the last classes, which are too
-    few for a batch. `num_batches` come from as many such passes as needed; None: those of one pass.
+    Incomplete groups are not used, nor are the groups of the last classes, which are too few for a batch. `num_batches`
+    come from as many such passes as needed; None: those of one pass.
     """
     passes = [_exhaust(members, classes_per_batch, samples_per_class, rng)]
     while sum(map(len, passes)) < (num_batches or 0):
@@ -120,7 +120,7 @@ def _exhaust(
 
 
 def _whole_groups(rows: Integers, samples_per_class: int) -> Integers:
-    """The rows in groups, without those that are left; one group with repeated rows where there are too few."""
+    """The rows in complete groups, without the remainder; if there are too few, one group with repeated rows."""
     num_groups = len(rows) // samples_per_class
     return np.resize(rows, (max(1, num_groups), samples_per_class))
 
@@ -170,9 +170,9 @@ def assign_to_batches(keys: Integers, num_batches: int, rng: np.random.Generator
     """Assign items to batches of equal size so that items of one key are in different batches as far as possible.
 
     The items, ordered by key, are assigned in rounds: each round gives one item to every batch, in random order. A key
-    can come to a batch twice only if its items continue into the next round; there, the batches that have the fewest of
-    them come first. So a key with at most as many items as there are batches comes to no batch twice. From the keys
-    `[num_batches * items_per_batch]` to positions in them, `[num_batches, items_per_batch]`.
+    can come to a batch twice only if its items continue into the next round; there, the batches with the fewest of its
+    items come first. So a key with at most as many items as batches comes to no batch twice. Takes the keys
+    `[num_batches * items_per_batch]`, and returns positions in them, `[num_batches, items_per_batch]`.
     """
     rounds = keys.reshape(-1, num_batches)
     order = rng.permutation(num_batches)

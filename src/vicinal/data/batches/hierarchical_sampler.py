@@ -24,10 +24,10 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     Tsiligkaridis, Kulis, ICML 2023), Appendix H.3. An epoch has as many images as the dataset unless `num_batches` is
     given (465 batches on SOP; theirs are 655). The number of sub-batches of a coarse class in an epoch is proportional
     to its number of images, so that every image is drawn equally often in the long run; or equal for all coarse
-    classes, as the published code of ROADMAP takes every pair of them equally often. They are assigned to the batches
-    in turn: a coarse class with more than its part of the images comes to a batch several times, as evenly as possible,
-    but no more often than it has different classes for. No class comes to a batch twice. Within a sub-batch, the rules
-    of :class:`ClassBalancedBatchSampler` hold.
+    classes, as the published code of ROADMAP takes every pair of them equally often. The sub-batches are assigned to
+    the batches in turn: a coarse class with more than its part of the images comes to a batch several times, as evenly
+    as possible, but only as often as its number of classes allows. No class comes to a batch twice. Within a sub-batch,
+    the rules of :class:`ClassBalancedBatchSampler` hold.
 
     A coarse class with fewer classes than a sub-batch is merged with the next smallest one, until together they can
     fill a sub-batch. No image is left out for that, and none is drawn more often than others.
@@ -171,9 +171,9 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
     def _draw_sub_batches(self, members: Sequence[Integers], times: Integers, rng: np.random.Generator) -> Integers:
         """Draw the sub-batches of one coarse class, batch by batch, `[sum(times), images]`.
 
-        `times` says how often it comes to each batch: the maximum or one less. If that is several times, its classes
-        are divided into as many sections, and each sub-batch of the batch is drawn from another one, so that no class
-        is in two.
+        `times` says how often it comes to each batch: the maximum or one less. Its classes are divided into as many
+        sections as the maximum, and each sub-batch of a batch is drawn from a different section, so that no class is in
+        two.
         """
         num_sections = int(times.max())
         sections = _divide_into_sections(members, num_sections, rng)

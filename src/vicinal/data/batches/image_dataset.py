@@ -59,7 +59,7 @@ class ImageDataset:
         cache: Decode all images now, in full size, and keep them in memory, with one byte per pixel for grayscale and
             four for RGB. Large JPEGs then differ slightly from those of files that `transform.fast` reduces.
         on_error: What to do with an image that cannot be read: `raise` an error; or `skip` it, for which all images are
-            read now. What embeds images skips them too, and then reads each once.
+            read now. Functions that embed images can skip them too, and then read each image once.
 
     Raises:
         InputError: An image cannot be read, with its row and path; or none can.
@@ -97,7 +97,7 @@ class ImageDataset:
         return len(self.table)
 
     def subset(self, rows: Integers) -> Self:
-        """Some of the images, none of which is read again."""
+        """Some of the images, without reading them again."""
         part = copy.copy(self)
         part.table, part.skipped = self.table.take(rows), []
         part._paths, part._boxes = part.table.paths, row_boxes(part.table.frame)
@@ -128,7 +128,7 @@ class ImageDataset:
             raise UnreadableImageError(f"row {row}: {error}") from None
 
     def unreadable(self, rows: range) -> dict[int, InputError]:
-        """Decode some images on the CPU, at a reduced size: the errors of those that cannot be read, by their rows."""
+        """Decode some images on the CPU, at a reduced size: the errors of unreadable ones, by their rows."""
 
         def attempt(row: int) -> InputError | None:
             try:
@@ -179,7 +179,7 @@ def _in_threads(function: Callable[[int], Loaded], rows: range) -> Iterator[Load
 
 @dataclass(frozen=True)
 class EmbeddedBatch:
-    """The embeddings, float32 `[b, dim]`, of the readable ones of consecutive rows, and the errors of the others.
+    """The embeddings, float32 `[b, dim]`, of the readable images of consecutive rows, and the errors of the others.
 
     The engine is the one that computed them, see :mod:`vicinal.export.exported_embedder`.
     """

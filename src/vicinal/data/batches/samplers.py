@@ -109,13 +109,13 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
       class with more than its part of the images is drawn less often, since it comes to a batch once at most.
     - `uniform`: the classes of each batch are drawn at random, and all are equally likely.
     - `exhaustive`: until it is exhausted. Every class is divided into groups of `samples_per_class` images, and each
-      group is used once per epoch; images that are left in a class are not. The classes are put in random order, and
-      each batch takes a group of each of the first ones that have groups left, until these are too few classes for a
-      batch. The batches are then put in random order. The published code of Smooth-AP, RS@k and ROADMAP does this. The
-      more of the classes are in a batch, the more images an epoch leaves out: with all of them, it ends when the
-      smallest class is exhausted.
+      group is used once per epoch; leftover images of a class are not. The classes are put in random order, and each
+      batch takes a group of each of the first classes that have groups left, until these are too few for a batch. The
+      batches are then put in random order. The published code of Smooth-AP, RS@k and ROADMAP does this. The more
+      classes a batch has, the more images an epoch leaves out: if it has all classes, the epoch ends when the smallest
+      one is exhausted.
 
-    An epoch has about as many images as the dataset by size or uniformly, and never more if it is exhaustive.
+    With `by_size` and `uniform`, an epoch has about as many images as the dataset; with `exhaustive`, never more.
 
     Args:
         labels: The labels of the images, `[n]`, integers or names.

@@ -116,7 +116,7 @@ def check_unchanged(folder: Path) -> None:
 def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str, layout: str) -> None:
     """Unpack the files of a zip archive whose names have some endings, such as `.png`.
 
-    Their whole names, with folders, must match the regular expression `pattern`; `layout` says it in words.
+    Their whole names, with folders, must match the regular expression `pattern`; `layout` describes it in words.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -139,7 +139,7 @@ def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
         names: The folders that may hold the benchmark: its name here, then those of the published archives.
-        markers: Files or folders, relative to the folder of the benchmark, any of which tells that this is it.
+        markers: Files or folders, relative to the folder of the benchmark, any of which identifies it.
         hint: What to do if there is none, such as where to download it.
     """
     top = cache_folder(root)

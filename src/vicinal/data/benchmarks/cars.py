@@ -62,7 +62,7 @@ def cars(root: str | Path | None = None) -> Table:
     training and test images, a division of each class for classification, are taken together. The bounding boxes are in
     the columns `box_x_1`, `box_y_1`, `box_x_2`, `box_y_2`.
 
-    The files are read as any of these hand them out; the labels are the same, while order and file names differ:
+    The files are read in any of these published layouts; the labels are the same, while order and file names differ:
 
     - `car_ims/` and `cars_annos.mat`;
     - `cars_train/`, `cars_test/`, `devkit/` and `cars_test_annos_withlabels.mat`, there or in `devkit/`;
@@ -148,7 +148,7 @@ def cars98n(root: str | Path | None = None) -> Table:
     itself numbers the classes in the order of their folders as text, 0, 1, 10, 11, ..., so that its 3 is Cars196's 11.
 
     Many of the published links are dead, so that no complete copy can be expected: images of the list whose files are
-    absent are left out, and their number is logged. Say it beside scores, which a smaller training set lowers.
+    absent are left out, and their number is logged. Report it with the scores, which a smaller training set lowers.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. Its
@@ -156,7 +156,7 @@ def cars98n(root: str | Path | None = None) -> Table:
             the folder `img_v3`; Cars196 is there too, as for :func:`cars`.
 
     Raises:
-        InputError: A file is missing, the list is not as published, or none of its images is there.
+        InputError: A file is missing, the list is not as published, or none of its images exists.
     """
     home = "https://github.com/alibaba-edu/Ranking-based-Instance-Selection"
     hint = f"get the list from {home} and download the images to {IMAGES}/ as it says"

@@ -30,8 +30,8 @@ def landmarks_v1(root: str | Path | None = None) -> Table:
     """Google Landmarks v1 (Noh et al., ICCV 2017; `gl18`), the training set of RS@k for ROxford and RParis.
 
     The labels are the clusters of the pickle. A landmark that is in `train` and in `val` keeps its label, and a warning
-    says so. RS@k (Table 1) counts 1,060,709 images of 12,894 landmarks, as the paper that presents the dataset; pickles
-    are made from what could still be downloaded, so that their numbers differ and are not checked.
+    says so. RS@k (Table 1) counts 1,060,709 images of 12,894 landmarks, as does the paper that presents the dataset;
+    pickles hold the images that could still be downloaded, so that their numbers differ and are not checked.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
@@ -40,7 +40,7 @@ def landmarks_v1(root: str | Path | None = None) -> Table:
             `train/<id>.jpg` or `jpg/<id>.jpg`.
 
     Raises:
-        InputError: The pickle is missing or is not of this structure, an id is there twice, or images are absent.
+        InputError: The pickle is missing or is not of this structure, an id occurs twice, or images are absent.
     """
     hint = "its first host is gone; put a copy of the pickle and of the images there"
     folder, pickle = find_folder(root, ("landmarks_v1", "gl18"), LANDMARKS, hint)
@@ -64,7 +64,7 @@ def sfm_120k(root: str | Path | None = None) -> Table:
             `retrieval-SfM-120k.pkl` and the folder `ims`.
 
     Raises:
-        InputError: The pickle is missing or is not of this structure, an id is there twice, or the copy is partial.
+        InputError: The pickle is missing or is not of this structure, an id occurs twice, or the copy is partial.
     """
     home = "http://cmp.felk.cvut.cz/cnnimageretrieval/data/train"
     names = ("sfm_120k", "retrieval-SfM-120k", "train/retrieval-SfM-120k")

@@ -32,8 +32,8 @@ def landmarks_v2(root: str | Path | None = None) -> Table:
     are left out. The positives are listed by query: the column `positives` has their ids, separated by spaces, and
     `image_id` the id of every image, so that :func:`~vicinal.evaluation.evaluate_listed_positives` needs no other file.
 
-    The labels are `train/<landmark>` and `index/<landmark>`, since the numbers of the index are of their own. A query
-    has the label of its first positive; the published metric does not use it.
+    The labels are `train/<landmark>` and `index/<landmark>`, since the index has its own numbering. A query has the
+    label of its first positive; the published metric does not use it.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
@@ -41,7 +41,7 @@ def landmarks_v2(root: str | Path | None = None) -> Table:
             images, or without `index.csv`, the table has the other part only, and that is logged.
 
     Raises:
-        InputError: A file is missing, a line is not as published, an id is there twice, or the copy is partial.
+        InputError: A file is missing, a line is not as published, an id occurs twice, or the copy is partial.
     """
     return _table("landmarks_v2", CLEAN, root)
 

@@ -36,9 +36,9 @@ def read_list(
 ) -> list[Row]:
     """Read the lines of a list that are not empty: their numbers, from 1, and their fields.
 
-    `num_fields` are the numbers of fields in the first lines; the last one is that of all further lines too. At least
-    one image must follow the headers. By default, fields are separated by any number of spaces, and no two lines
-    have the same first one.
+    `num_fields` are the numbers of fields in the first lines; the last one also applies to all further lines. At least
+    one image must follow the headers. By default, fields are separated by any number of spaces, and no two lines have
+    the same first field.
     """
     try:
         lines = read_bytes(path).decode("utf-8-sig").splitlines()

@@ -21,10 +21,10 @@ def met(root: str | Path | None = None) -> Table:
     """The Met dataset (Ypsilantis et al., NeurIPS 2021): instance-level recognition of works of art.
 
     The labels are the exhibits. The 397,121 images of the catalog, of 224,408 exhibits, are for training; they are
-    there once more in the split `test`, as gallery, with the queries. The column `query_set` says of each query whether
-    it is published for validation (`val`), by which the classifier is tuned, or for testing (`test`). Queries that show
-    none of the exhibits, such as other works of art, have the label -1. The classes of training and test are the same,
-    as published, and a warning says so. Evaluate with :func:`~vicinal.evaluation.evaluate_met`.
+    repeated in the split `test`, as gallery, with the queries. The column `query_set` says of each query whether it is
+    published for validation (`val`), by which the classifier is tuned, or for testing (`test`). Queries that show none
+    of the exhibits, such as other works of art, have the label -1. The classes of training and test are the same, as
+    published, and a warning says so. Evaluate with :func:`~vicinal.evaluation.evaluate_met`.
 
     Args:
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal. It
@@ -61,7 +61,7 @@ def _table(name: str, database: str, root: str | Path | None) -> Table:
 
 
 def _read(path: Path, key: str, is_optional: bool) -> pd.DataFrame:
-    """Read the paths and labels of a list of images; without the key, an image shows no exhibit if that may be."""
+    """Read the paths and labels of a list of images; if `is_optional`, an image without the key shows no exhibit."""
     content = read_json(path)
     if not isinstance(content, list) or not content:
         raise InputError(f"{path}: is not a list of images")

@@ -86,7 +86,7 @@ def _names(part: str, content: str, num_axes: int) -> list[str]:
 
 
 def _write(name: str, source: Path, folder: Path) -> pd.DataFrame:
-    """Write the images as PNG files, after the counts are known to be as published."""
+    """Write the images as PNG files, after checking that the counts are as published."""
     labels = {split: _read(source, part, "labels", 1) for split, part in PARTS.items()}
     images = {split: _read(source, part, "images", 3) for split, part in PARTS.items()}
     for split in PARTS:

@@ -45,11 +45,11 @@ def list_container(
         source: The container.
         root: The folder of benchmarks; by default the environment variable VICINAL_DATA, else ~/.cache/vicinal.
         path_column: The column of images, if there are several; `path` and None name none.
-        label_column: The column of labels, if it cannot be told: with `hf:` by the name `label` or because there is one
-            column of classes. None if the table needs no labels.
+        label_column: The column of labels, if it cannot be inferred: `hf:` infers it by the name `label` or if there is
+            one column of classes. None if the table needs no labels.
 
     Raises:
-        InputError: The container cannot be read, or what holds its images or labels is not clear.
+        InputError: The container cannot be read, or it is ambiguous which column holds its images or labels.
     """
     from vicinal.data.containers.listing import NamedColumns
 

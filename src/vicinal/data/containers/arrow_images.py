@@ -23,9 +23,9 @@ BATCH_SIZE = 64  # rows, since each may hold an image of megabytes
 
 @dataclass(frozen=True)
 class ImageColumns:
-    """The columns of an Arrow table that a table of images is made of; the others have one value per row.
+    """The columns of an Arrow table from which a table of images is made; those in `others` have one value per row.
 
-    `class_names` are the names of the classes of columns that hold numbers of classes.
+    `class_names` has the class names of columns that hold class numbers.
     """
 
     image: str
@@ -36,10 +36,9 @@ class ImageColumns:
     def samples(
         self, batches: Iterable[pa.RecordBatch | pa.Table], source: str, file: int = 0
     ) -> Iterator[listing.Sample]:
-        """The images with their values; the rows of images are in the place of their bytes, which are not read.
+        """The images with their values; row numbers replace their bytes, which are not read.
 
-        Where the images have no field `bytes`, all have bytes. `file` is the number of the file or split that the rows
-        are of.
+        If the images have no field `bytes`, all have bytes. `file` is the number of the file or split of the rows.
         """
         for row, image, values in self._rows(map(self._without_bytes, batches), source):
             path = (image or {}).get("path")
@@ -56,7 +55,7 @@ class ImageColumns:
                 yield listing.Sample(Path(path), name, values)
 
     def _without_bytes(self, batch: pa.RecordBatch | pa.Table) -> pa.Table:
-        """The rows, of whose images only the path is left, and whether there are bytes."""
+        """The rows with only the path of each image, and whether it has bytes."""
         table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
         number = table.schema.get_field_index(self.image)
         images = table.column(number)
@@ -94,7 +93,7 @@ class ImageColumns:
 def choose_columns(schema: pa.Schema, columns: listing.NamedColumns, source: str) -> ImageColumns:
     """Choose the columns of images and labels, with the features of a Hugging Face dataset in the metadata, if any.
 
-    If none is named for images, it is `image`, else the only one; for labels, it is `label`, else the only one of
+    By default the column of images is `image`, else the only one, and that of labels `label`, else the only one of
     classes.
     """
     class_names = _class_names(schema)

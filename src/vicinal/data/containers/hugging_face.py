@@ -37,8 +37,8 @@ def relevance_configurations(names: Sequence[str]) -> dict[str, str] | None:
 def relevance_samples(loaded: Mapping[str, Any], source: object, columns: NamedColumns) -> Iterator[Sample]:
     """The images of the corpus, which become the gallery, and those of the queries; all are the split test.
 
-    Images of one class are those that are relevant for the same queries. A query whose image is in the corpus is
-    relevant for itself, and is later excluded from its own ranking, since both are one file.
+    Images that are relevant for the same queries are one class. A query whose image is in the corpus is relevant for
+    itself, and is later excluded from its own ranking, since both are one file.
     """
     corpus, queries = (_Side(loaded[side], columns, f"{source}, {side}") for side in ("corpus", "query"))
     relevant = _relevant(loaded["qrels"], queries.ids, corpus.ids, str(source))
@@ -160,8 +160,8 @@ class DatasetName:
 def list_hugging_face(name: str, root: str | Path | None, columns: NamedColumns) -> ListedImages:
     """The images of a Hugging Face dataset; :func:`~vicinal.data.containers.list_container` has the rules.
 
-    Those of a folder of `save_to_disk` are read one by one. The library itself converts all of any other dataset, whose
-    images are written at once.
+    Images in a folder of `save_to_disk` are read one by one. Any other dataset is converted as a whole by the library,
+    and its images are written at once.
     """
     parsed = DatasetName.parse(name)
     dataset = _Dataset(parsed, columns)

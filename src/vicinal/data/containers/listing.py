@@ -29,7 +29,7 @@ TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complet
 WHERE = ["__file__", "__start__", "__size__"]  # the columns of the locations, one row per image
 NOWHERE = (-1, 0, 0)  # of an image that is a file of its own
 FILES_PER_FOLDER = 1000
-ROWS_PER_FRAME = 2**18  # that are objects of Python at a time
+ROWS_PER_FRAME = 2**18  # rows that are Python objects at a time
 
 ReadImages = Callable[[Integers], Iterator[bytes | None]]
 """From the locations of some images, int64 `[n, 3]`, in the order of the container, to their bytes."""
@@ -59,7 +59,7 @@ class Location:
     """Where a container holds the bytes of an image: the file or split, the first byte or the row, and the number of
     bytes.
 
-    The size is 0 where it is a row.
+    The size is 0 for a row.
     """
 
     file: int
@@ -82,7 +82,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ListedImages:
-    """The table of images, of which those of a container become files by :meth:`write`.
+    """The table of images; images of a container become files by :meth:`write`.
 
     Args:
         table: All images; the files of some may not exist.
@@ -101,7 +101,7 @@ class ListedImages:
     source: str = ""
 
     def write(self, paths: Iterable[str] | None = None) -> None:
-        """Write the images with these paths, or all, if they are not there; each is complete or absent at any time.
+        """Write the images with these paths, or all, unless they exist; each is complete or absent at any time.
 
         Raises:
             InputError: The container cannot be read, or a file cannot be written.
@@ -129,8 +129,8 @@ def list_images(
     """List the images of a container in a folder, as of :func:`list_folder`; later calls only read the list.
 
     Each image has a file of its own there, unless several samples have one location. `samples` may write temporary
-    files into the folder that it is given. The images are written at once if `whole`, since the container may be
-    another one at the next call.
+    files into the folder that it is given. The images are written at once if `whole`, since the container may have
+    changed by the next call.
     """
 
     def fill(new: Path) -> None:
@@ -152,12 +152,12 @@ def list_images(
 
     prepare_folder(folder, TABLE, fill, recursive=False)  # images are written later, and may be many
     table = Table.from_parquet(folder / TABLE, label_column=None)
-    _check_labels(table.frame, source, columns)  # it may have been written where none were needed
+    _check_labels(table.frame, source, columns)  # it may have been written when labels were not needed
     return ListedImages(table, folder, read, source)
 
 
 def list_folder(root: str | Path | None, kind: str, name: str, columns: NamedColumns, version: object) -> Path:
-    """The folder of a container's images, which is another one for other columns or another version of the content."""
+    """The folder of a container's images, which differs for other columns or another version of the content."""
     key = [kind, name, columns.image, columns.label, version]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     short = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[-60:].strip("-.")
@@ -216,7 +216,7 @@ def _labeled(frame: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def _paths(frame: pd.DataFrame) -> list[str]:
-    """The paths of all images: of those of a container relative to its folder, the same ones for one location."""
+    """The paths of all images; those of a container are relative to its folder, one path per location."""
     first: dict[tuple[int, ...], str] = {}
     paths = []
     for row, (path, *where) in enumerate(zip(*(frame[name].tolist() for name in ("path", *WHERE)), strict=True)):
@@ -249,7 +249,7 @@ def _write_rows(rows: list[int], paths: dict[int, str], locations: Integers, rea
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of many, which is not waited for to reach the disk."""
+    """Write one of many files, without waiting until it is on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as temporary:

@@ -41,7 +41,7 @@ def list_webdataset(pattern: str, root: str | Path | None, columns: listing.Name
     reader = _ShardReader(columns)
 
     def samples(scratch: Path) -> Iterator[listing.Sample]:
-        with thread_pool() as pool:  # that wait for the file system
+        with thread_pool() as pool:  # threads wait for the file system
             yield from _with_splits(shards, pool.map(reader.locate, shards, range(len(shards))))
 
     folder = listing.list_folder(root, "webdataset", shards[0].stem, columns, listing.file_versions(shards))
@@ -49,7 +49,7 @@ def list_webdataset(pattern: str, root: str | Path | None, columns: listing.Name
 
 
 def _with_splits(shards: list[Path], samples: Iterable[Iterable[listing.Sample]]) -> Iterator[listing.Sample]:
-    """The samples of all shards, with the splits that the names of these tell."""
+    """The samples of all shards, with the splits according to the names of the shards."""
     found = [SPLIT_NAME.search(shard.name.lower()) for shard in shards]
     splits = [SPLIT_NAMES[match[1]] if match else None for match in found]
     for split, of_shard in zip(splits, samples, strict=True):
@@ -188,7 +188,7 @@ class _ShardReader:
 def _check_end(shard: Path, offset: int) -> None:
     """Raise ReadError unless the end of an archive, zeros, follows the last member, and nothing else.
 
-    tarfile takes a damaged header and the end of the file for the end of the archive.
+    tarfile mistakes a damaged header or the end of the file for the end of the archive.
     """
     with shard.open("rb") as file:
         file.seek(offset)

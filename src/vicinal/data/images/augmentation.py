@@ -35,8 +35,8 @@ class AugmentationSampler:
 
         Returns:
             float32: 1 or 0, whether the image is flipped, if there is a flip. Then four numbers for each change of the
-            jitter, in their random order: the factor; 1 minus the factor; and which part of what is mixed with the
-            pixels is their own gray level, and which the mean gray level of the image, 1 or 0 each.
+            jitter, in their random order: the factor; 1 minus the factor; and, 1 or 0 each, whether the pixels are
+            mixed with their own gray level, and whether with the mean gray level of the image.
         """
         numbers = [float(torch.rand(1) < self.flip)] if self.flip else []
         return torch.tensor([*numbers, *(self._draw_jitter(self.jitter) if self.jitter else ())])

@@ -16,11 +16,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 ToBytes: TypeAlias = Callable[[Values], Bytes]
 
 MODES = {"RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB"}
-"""The modes that are converted, and to which."""
-MAX_DIFFERENCE = 2  # of 255, by which sRGB as another program writes it differs
+"""Modes that are converted -> modes of the result."""
+MAX_DIFFERENCE = 2  # of 255; profiles of sRGB by other programs differ by that much
 STRIP_PIXELS = 2**20
 WHITE_UINT16 = 65535
-SHADES = 6  # of each color, of the colors that are compared
+SHADES = 6  # of each channel, in the colors that are compared
 
 
 def to_srgb(image: Image.Image) -> Image.Image:
@@ -62,7 +62,7 @@ def _transform(profile: bytes, mode: str) -> Any:
 
 
 def _changes_nothing(transform: Any, mode: str) -> bool:
-    """Whether a transform leaves colors from all of RGB as they are, but for rounding."""
+    """Whether a transform leaves colors from all of RGB unchanged up to rounding."""
     from PIL import ImageCms
 
     shades = np.linspace(0, 255, SHADES).astype(np.uint8)

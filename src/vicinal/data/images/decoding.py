@@ -31,7 +31,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "TGA", "JPEG2000"
 """The formats that are opened. Pillow knows others, some of which run programs, such as Ghostscript for EPS."""
 MAX_PIXELS = 128_000_000  # half a gigabyte; phones take up to 108 million in one picture
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-REDUCTIONS = (8, 4, 2)  # what decoders of JPEG can divide the sides by
+REDUCTIONS = (8, 4, 2)  # divisors of the sides that JPEG decoders support
 TURNED = range(2, 9)  # orientations of EXIF other than upright
 SIDEWAYS = range(5, 9)  # those that swap width and height
 
@@ -142,7 +142,7 @@ class EncodedJpeg:
 
         The sides are divided by 8, 4, 2 or 1, at most by `max_reduction`, and rounded up: a decoder reduces blocks of 8
         x 8 pixels by leaving out their high frequencies, in a fraction of the time. In an image that has to be turned
-        or mirrored, what is rounded up would be at the left or at the top, so its sides are multiples of the divisor.
+        or mirrored, the rounding would shift the left or upper edge, so its sides are multiples of the divisor.
         """
         image, reduction = self._image, self._reduction(max_reduction)
         if reduction > 1:
@@ -215,7 +215,7 @@ def _too_large(path: str | Path, size: str) -> InputError:
 
 
 def _unknown_format(path: str | Path) -> str:
-    """Why a file is not read whose content is that of no format in FORMATS."""
+    """Why a file is not read if its content has none of the formats in FORMATS."""
     with open(path, "rb") as file:
         start = file.read(16)
     if not start:

@@ -35,7 +35,7 @@ class Crop(NamedTuple):
 
 
 class FastCrop(nn.Module):
-    """Image -> uint8 `[channels, size, size]`. Subclasses say which part of it."""
+    """Image -> uint8 `[channels, size, size]`. Subclasses choose the part of the image."""
 
     def __init__(self, size: int, interpolation: str) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def resized_crop(
     left, right = _span(box[0], sides[0], reduction, width)
     top, bottom = _span(box[1], sides[1], reduction, height)
     crop = torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right]))[None]
-    # Of the sides before they were rounded up; the next larger number, as torch rounds the sides of the result down.
+    # Relative to the sides before rounding up; the next larger number, as torch rounds the sides of the result down.
     factors = [math.nextafter(size[axis] * reduction / sides[axis], math.inf) for axis in (1, 0)]
     # In memory, channels stay last, which is faster.
     return F.interpolate(crop.permute(0, 3, 1, 2), scale_factor=factors, mode=interpolation, antialias=True)[0]

@@ -34,7 +34,7 @@ class Counter:
             relevance.rows_by_label,
             begin,
             end,
-            # Of PyTorch, as the positives are.
+            # Allocated by PyTorch, like the positives.
             num_before=torch.zeros(len(positives.rows) + queries, dtype=torch.int32).numpy(),
             is_tied=torch.zeros(len(positives.rows), dtype=torch.bool).numpy(),
         )
@@ -151,6 +151,6 @@ def _kernel_agrees(device: torch.device) -> bool:
     by_kernel, by_search = (DeviceCounter(found, relevance, 0, device) for _ in range(2))
     by_kernel._count_by_kernel(scores, 0, 0)
     by_search._count_by_search(scores, 0, 0)
-    counted = [0, 1, 3]  # the others are of scores behind all positives, and are not used
+    counted = [0, 1, 3]  # the other slots count scores after all positives, and are not used
     is_same = (by_kernel.num_before == by_search.num_before)[counted].all()
     return bool(is_same and (by_kernel.is_tied == by_search.is_tied).all())

@@ -31,7 +31,7 @@ class Slots(NamedTuple):
 
 
 def count(scores: Tensor, slots: Slots, start: int, first_row: int, max_count: int) -> None:
-    """Add the counts of a tile, whose first row and column are these; a program has one query."""
+    """Add the counts of a tile that begins at query `start` and gallery row `first_row`; one program per query."""
     kernel: Any = _count
     with torch.cuda.device_of(scores):  # Triton takes the current one
         kernel[len(scores),](
@@ -50,7 +50,7 @@ def _count(
     row = scores + tl.program_id(0).to(tl.int64) * row_stride
     labels = gallery_labels + first_row
     step = tl.arange(0, block_p)
-    last = 0  # what ranks before the last slot of the part before
+    last = 0  # number of scores before the last slot of the previous part
     for part in range(0, number, block_p):
         slot = part + step
         threshold, own_column = decode(keys + first, slot, number, first_row)
@@ -63,7 +63,7 @@ def _count(
             not_below += tl.where(score[None, :] >= threshold[:, None], 1.0, 0.0)
         before = tl.sum(above.to(tl.int32), 1)
         ties = tl.sum(not_below.to(tl.int32), 1) - before
-        if tl.max(ties, 0) > 0:  # which are rare, and rank in the order of the gallery
+        if tl.max(ties, 0) > 0:  # ties are rare, and rank in the order of the gallery
             for left in range(0, columns, block_q):
                 column, score = load_counted(row, column_stride, labels, label, columns, left, block_q)
                 is_ahead = (score[None, :] == threshold[:, None]) & (column[None, :] < own_column[:, None])
@@ -85,7 +85,7 @@ def decode(keys, slot, number, first_row):
 
 @triton.jit
 def add_counts(num_before, is_tied, slot, number, before, ties, last, step):
-    """Add the number of scores between each of some slots and the slot before it, which for the first is `last`."""
+    """Add the number of scores between each slot and the previous one; `last` is the count before the first."""
     is_slot = slot < number
     previous = tl.sum(tl.where(step[None, :] + 1 == step[:, None], before[None, :], 0), 1)
     previous = tl.where(step == 0, last, previous)

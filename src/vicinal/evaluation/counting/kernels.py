@@ -18,16 +18,16 @@ LANES = 128  # columns that are read together where a tile is read by columns: s
 PADDING = 16  # so that rows whose length is a power of two do not compete for the same cache lines
 TRANSPOSED_ROWS = 16  # rows of a tile that are copied to columns at a time
 LANE = 64  # scores that are compared at a time with the lowest positive
-MIN_SCORES_PER_SEARCH = 24  # in a row; if fewer scores than that are above the lowest positive, all are looked up
+MIN_SCORES_PER_SEARCH = 24  # in a row, per score above the lowest positive; with fewer, intervals are counted
 MIN_INTERVALS, MAX_INTERVALS = 64, 4096  # of one query
 INTERVALS_PER_POSITIVE = 16
 FINEST_SCALE = 2**20  # intervals per unit of score where all positives have the same score
 EXCLUDED_KEY = np.iinfo(np.int64).max  # ranks after everything
-MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 but its sign
+MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 except its sign
 
 
 class Workspace(NamedTuple):
-    """The memory that counting in one row of scores takes; it is used again for the next row."""
+    """Buffers for counting in one row of scores, reused for the next row."""
 
     row: Floats  # [length], the scores
     intervals: ShortIntegers  # [length], the interval of each score
@@ -35,7 +35,7 @@ class Workspace(NamedTuple):
     totals: ShortIntegers  # [4, intervals], how many scores are in each interval, in four counters
     holds_positive: ShortIntegers  # [intervals], 1 for an interval that holds a positive, else 0
     bounds: ShortIntegers  # [2, intervals], where the positives of an interval begin and end
-    num_ahead: ShortIntegers  # [intervals], how many scores are in the intervals before without positives
+    num_ahead: ShortIntegers  # [intervals], how many scores are in earlier intervals without positives
 
 
 class QueryCounts(NamedTuple):
@@ -131,7 +131,7 @@ def _count(workspace: Workspace, query: int, first_row: int, counts: RankCounts)
 
 @compiled
 def _find_above(row: Floats, lowest: np.float32, positions: ShortIntegers) -> int:
-    """List the positions of the scores that are not below the lowest positive, until they are many; return how many."""
+    """List the positions of scores not below the lowest positive, but stop at too many; return their number."""
     found, whole = 0, len(row) // LANE * LANE
     for start in range(0, whole, LANE):
         number = np.int32(0)
@@ -194,7 +194,7 @@ def _scale(highest: np.float32, lowest: np.float32, intervals: int) -> np.float3
 def _distribute(workspace: Workspace) -> int:
     """Count scores by interval, and list the positions of those whose interval holds a positive; return their number.
 
-    Four counters take turns: adjacent scores are often in one interval, and must not wait for each other.
+    Four counters take turns: adjacent scores are often in one interval, and would wait for a single counter.
     """
     intervals, totals = workspace.intervals, workspace.totals
     candidates, holds_positive = workspace.candidates, workspace.holds_positive
@@ -251,7 +251,7 @@ def _compare(score: np.float32, row: int, low: int, high: int, positives: QueryC
 
 @compiled
 def gather_scores(tile: Floats, left: int, pairs: LabelPairs, scores: Floats) -> None:
-    """Take the scores of the pairs in a tile, whose columns are those from `left` on of `pairs.gallery`."""
+    """Take the scores of the pairs from a tile, whose columns are `pairs.gallery` from `left` on."""
     for query in range(len(pairs.queries)):
         offset = pairs.offsets[query]
         first = pairs.starts[query] - offset  # the number of the pair in column 0

@@ -19,12 +19,12 @@ from vicinal.utils.arrays import Booleans, Floats, Integers, ShortIntegers
 
 MASKED = float(np.finfo(np.float32).min) / 2  # below every score, and its difference to any score is finite
 MAX_PAIRS = 2**20  # pairs of a query and a gallery row with its label that are processed at a time
-GPU_SCORES = 2**22  # of several labels in one product on a GPU, or pairs of one label: launching takes about as long
+GPU_SCORES = 2**22  # scores of several labels, or pairs of one, in one GPU product: they take about as long as a launch
 
 IncrementScores = Callable[[Integers, Integers, Floats], Floats]
 """Adds increments to the scores of pairs: takes queries, gallery rows and scores, each [pairs]."""
-MAX_TOGETHER = 64  # positives of a query, up to which those of many queries are sorted at once, in a copy
-TILES_PER_PROCESS = 8  # rows of tiles, at least, so that all processes have about as much to do
+MAX_TOGETHER = 64  # positives per query up to which many queries are sorted at once, in a copy
+TILES_PER_PROCESS = 8  # least number of rows of tiles per process, to balance the work
 
 
 class Positives(NamedTuple):
@@ -47,7 +47,7 @@ class Tile(NamedTuple):
 class RankCounts(NamedTuple):
     """The counts for the positives of some queries; rows with the label of the query are never counted.
 
-    A score counts before the first positive that it ranks before. Each query has one more slot of `num_before` behind
+    A score is counted at the first positive that it ranks before. Each query has one more slot of `num_before` behind
     its own, which is not read. Of positives with equal scores, one or two are marked as tied.
     """
 
@@ -147,14 +147,14 @@ def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scor
 def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores: int) -> Iterator[Integers]:
     """The queries, ordered by label: those of several labels, or some of one label with at most `max_pairs` pairs.
 
-    `begin` and `lengths` are where the gallery rows with the label of each query begin, and how many they are. Several
+    `begin` and `lengths` are the start and the number of the gallery rows with the label of each query. Several
     labels have at most `max_scores` scores, if there are more queries than one tile has rows.
     """
     known = np.flatnonzero(lengths)
     known = known[np.argsort(begin[known], kind="stable")]
     bounds = [0, *(np.flatnonzero(np.diff(begin[known])) + 1).tolist(), len(known)] if len(known) else [0]
     widths = lengths[known[bounds[:-1]]].tolist()
-    pending = num_queries = num_rows = 0  # where the queries begin that are not in a group yet, and how many they are
+    pending = num_queries = num_rows = 0  # of the queries that are not in a group yet: start, number, gallery rows
     for (first, end), width in zip(pairwise(bounds), widths, strict=True):
         max_queries = max(1, min(BLOCK_ROWS, max_pairs // width))
         is_large = end - first > min(max_queries, max(TILE_ROWS, max_scores // width))
@@ -241,11 +241,11 @@ class Division:
         return cls(distributed.rank(), distributed.world_size())
 
     def own(self, tops: range) -> range:
-        """The rows of tiles in which this process counts; where tiles grow with the row, all have about as many."""
+        """The rows of tiles in which this process counts; a stride balances tiles that grow with the row."""
         return tops[self.rank :: self.world_size]
 
     def smallest(self, number: int) -> int:
-        """The smallest number that a process has, for what all must do alike although their GPUs differ."""
+        """The smallest number of any process, for settings that must be equal although GPUs differ."""
         return number if self.world_size == 1 else min(distributed.all_gather_objects(number))
 
     def tile_rows(self, max_rows: int, queries: int) -> int:
@@ -255,7 +255,7 @@ class Division:
         return min(max_rows, round_up(-(-queries // (TILES_PER_PROCESS * self.world_size)), TILE_ROWS))
 
     def positives(self, find: Callable[[int, int], Positives], sizes: Integers, start: int) -> Positives:
-        """Let each process `find` the positives of some queries, of these numbers of slots, and gather those of all."""
+        """Let each process `find` the positives of some queries, and gather all; `sizes` are their numbers of slots."""
         if self.world_size == 1:
             return find(start, start + len(sizes))
         first = np.concatenate([[0], np.cumsum(sizes)])

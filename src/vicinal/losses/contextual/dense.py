@@ -1,10 +1,10 @@
-"""Dense matrices, and the contextual loss by them: for neighborhoods of any size, for all variants, and for GPUs.
+"""The contextual loss with dense matrices: for neighborhoods of any size, for all variants, and for GPUs.
 
-In large batches a GPU multiplies only the nonzero entries of a first factor that has few, such as one with a one for
-each neighbor. The host waits for their number.
+In large batches a GPU multiplies only the nonzero entries of a first factor with few of them, such as a neighbor mask.
+The host waits for their number.
 
 On several processes, which all hold the n references, each process holds n / p rows of every matrix [n, n]. A product
-needs all rows of its second factor: they come in parts of limited size, ones and zeros as bytes.
+needs all rows of its second factor: they are gathered in parts of limited size, binary matrices as bytes.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def dense_loss(
 ) -> Tensor:
     """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, where i = j contributes 0; differentiable once.
 
-    The similarity [rows, n] of a sample to itself is overwritten. It has all n rows, or, without the matrix form, also
-    those of this process from `first` on, of equally many on each: then the mean over processes is the loss. `positive`
-    is y, and pairs that are not `known` contribute 0; None: all are known, and y is symmetric.
+    The diagonal of `similarity`, [rows, n], is overwritten. It has all n rows or, without the matrix form, those of
+    this process from `first` on; all processes have equally many, and the mean over them is the loss. `positive` is y,
+    and pairs that are not `known` contribute 0; None: all are known, and y is symmetric.
     """
     similarity.diagonal(first).fill_(1.0)
     if variant.correct_gradient:
@@ -172,7 +172,7 @@ def _value_and_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Eq. (5), and its gradient with respect to the similarities of the rows from `first` on."""
     contextual = ContextualSimilarity(neighborhoods, variant)
-    del neighborhoods  # they may be large, and are not needed to the end
+    del neighborhoods  # they may be large, and are not needed below
     error = type(contextual.near)(error_of(contextual.w().values, positive, known, first))
     value = error.sum_of_squares() / contextual.n**2
     if not needs_gradient:
@@ -234,7 +234,7 @@ class RowBlocks(DenseMatrix):
         return distributed.all_reduce_sum(super().sum_of_squares())
 
     def own(self, rows: Tensor) -> Tensor:
-        """Of one number per row of the matrix those of the rows of this process, [rows, 1]."""
+        """The entries of a vector [n], one per matrix row, for the rows of this process, [rows, 1]."""
         return rows[distributed.own_rows(len(rows)), None]
 
     def _times(self, other: RowBlocks, total: Tensor | None = None) -> Tensor:
@@ -249,7 +249,7 @@ class RowBlocks(DenseMatrix):
 
 
 def _all_rows(matrix: RowBlocks) -> Iterator[tuple[slice, Tensor]]:
-    """All rows of a matrix, some consecutive ones at a time: where they are, and [rows, n]."""
+    """Yield all rows of a matrix in blocks: the span of each block, and its values [rows, n]."""
     values, n = matrix.values, matrix.values.shape[1]
     spans = distributed.row_spans(n)
     step = max(1, MAX_GATHERED // (n * len(spans)))
@@ -280,8 +280,8 @@ def _message_type(matrix: RowBlocks) -> torch.dtype:
 def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
     """Eq. (5) as in :func:`dense_loss`, with steps and products, on all processes together; differentiable once.
 
-    All have the same unit vectors [n, d], and the pairs [rows, n] of their own rows. The gradient of a process is that
-    of its rows, times the number of processes, so that the mean over processes is that of the whole.
+    All processes have the same unit vectors [n, d], and each has the pairs [rows, n] of its own rows. Its gradient is
+    that of its rows, times the number of processes, so that the mean over processes is the whole gradient.
     """
 
     def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
@@ -291,7 +291,7 @@ def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: i
         )
         if gradient is None:
             return value, None
-        gradient.diagonal(span.start).zero_()  # of similarities to oneself, which are 1
+        gradient.diagonal(span.start).zero_()  # self-similarities are constant
         if variant.correct_gradient:
             negative = ~positive if known is None else known & ~positive
             gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)

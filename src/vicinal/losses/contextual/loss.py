@@ -196,7 +196,7 @@ class ContextualLoss(Loss):
 
 
 def _positive_and_known(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:
-    """Which pairs of some rows are positive, and for which that is known, bool [rows, n] each; None: for all."""
+    """Which pairs of some rows are positive, and which are known to be so or not, bool [rows, n] each; None: all."""
     if source.is_by_label:
         assert source.labels is not None
         return source.labels[rows, None] == source.labels, None

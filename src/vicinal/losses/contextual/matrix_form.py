@@ -101,7 +101,7 @@ class ContextualSimilarity(Generic[M]):
         self.num_far = (self.n - self.sizes).clamp_min(1)
         # Two rows have in common as many non-neighbors as neighbors, plus one of these numbers for each row.
         self.far_minus_near = self.n - self.sizes + self.all_near, -self.sizes
-        # Dense, it is needed as a whole twice or more. Sparse, each use needs other entries of it.
+        # A dense product is used as a whole at least twice. Of a sparse one, each use needs other entries.
         self.common = self.near @ self.near.T if variant.intersection and not self.near.is_sparse else None  # P
         self.w1 = self._intersection() if variant.intersection else self.near
         if variant.expansion:
@@ -154,7 +154,7 @@ class ContextualSimilarity(Generic[M]):
         return (1 / self.sizes + 1 / self.num_far) / 2
 
     def _times_agreement(self, weights: M) -> M:
-        """The product weights * A; only those entries of A that weights have are computed."""
+        """The product weights * A; A is computed only at the entries of `weights`."""
         total = self._at_common(weights).scaled(self._weight_of_common)
         if not self.variant.complement:
             return total
@@ -171,7 +171,7 @@ class ContextualSimilarity(Generic[M]):
         return grad_rows
 
     def _grad_sizes(self, grad_agreement: M) -> Tensor:
-        """The gradient through the sizes that fractions are divided by."""
+        """The gradient through the sizes in the denominators."""
         common = self._at_common(grad_agreement).row_sums()
         if not self.variant.complement:
             return -common / self.sizes**2
@@ -179,7 +179,7 @@ class ContextualSimilarity(Generic[M]):
         return -common / (2 * self.sizes**2) + (1 - self.all_near) * far / (2 * self.num_far**2)
 
     def _grad_close(self, grad_w: M, scaled: M) -> M:
-        """dL/dN', through both memberships that an entry of R is the product of."""
+        """dL/dN', through both factors of each entry of R."""
         reverse = self.close.T
         grad_close = reverse.at_symmetric_product(scaled, self.w1.T)
         if self.variant.detach_expansion_size:

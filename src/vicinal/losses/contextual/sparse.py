@@ -1,4 +1,4 @@
-"""Sparse matrices, and the contextual loss of small neighborhoods by them: no matrix of all pairs is ever held."""
+"""The contextual loss of small neighborhoods with sparse matrices; a matrix of all pairs is never held."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SparseMatrix:
 
 
 def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
-    """Blocks of rows of `a` whose products with `b` have at most `MAX_TERMS` terms, if they are not one row."""
+    """Blocks of rows of `a` whose products with `b` have at most `MAX_TERMS` terms, unless a block is a single row."""
     terms = np.concatenate([[0], np.cumsum(np.diff(b.indptr)[a.indices])])[a.indptr]
     start = 0
     while start < a.shape[0]:
@@ -125,10 +125,9 @@ def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
 def find_neighborhoods(
     vectors: Tensor, k: int, epsilon: float, max_neighbors: float, is_divided: bool = False
 ) -> Neighborhoods[SparseMatrix] | None:
-    """Find the neighborhoods of unit vectors [n, d], tile by tile; None if those of a tile have too many neighbors on
-    average.
+    """Find the neighborhoods of unit vectors [n, d], tile by tile; None if a tile has too many neighbors on average.
 
-    `is_divided`: the processes, which hold the same vectors, each search for a part of them.
+    `is_divided`: all processes hold the same vectors, and each searches for a part of them.
     """
     n = len(vectors)
     span = distributed.own_rows(n) if is_divided else slice(0, n)
@@ -153,8 +152,8 @@ def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> N
 class NeighborSearch:
     """A search for neighbors in the similarities of all samples, tile by tile.
 
-    `found` has of each tile row and column of the neighbors, int64 [m, 2], and which are close ones, bool [m]; None:
-    there were too many.
+    `found` holds, for each tile, row and column of the neighbors, int64 [m, 2], and whether they are close, bool [m].
+    None: there were too many.
     """
 
     def __init__(self, k: int, epsilon: float, max_neighbors: float) -> None:
@@ -162,7 +161,7 @@ class NeighborSearch:
         self.found: list[Found] | None = [NOTHING]
 
     def observe(self, similarity: Tensor, span: slice) -> None:
-        """Search the similarities [rows, n] of a span of samples; those to themselves become 1."""
+        """Search the similarities [rows, n] of a span of samples; self-similarities become 1."""
         if self.found is None:
             return
         similarity.diagonal(span.start).fill_(1.0)

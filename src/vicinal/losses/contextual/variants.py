@@ -42,7 +42,7 @@ class Variant:
 
 
 def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: slice) -> Tensor:
-    """Eq. (1) to (4): `w` [rows, n] of the rows of this process, equally many on each; to itself a similarity is 1."""
+    """Eq. (1) to (4): `w` [rows, n] of the rows of this process, equally many on each; self-similarities are 1."""
     kth_near, kth_close = similarity_of_kth(similarity, k)
     near, far = _neighborhood(similarity, kth_near, variant)
     w1 = _and(near, _agreement(near, far, variant), variant) if variant.intersection else near
@@ -62,7 +62,7 @@ def are_neighbors(similarity: Tensor, k: int, epsilon: float) -> tuple[Tensor, T
 
 
 def slack(epsilon: float, dtype: torch.dtype) -> float:
-    """By how much less similar than the k-th a neighbor may be."""
+    """The largest difference by which a neighbor may be less similar than the k-th."""
     # Half the squared distance of unit vectors is 1 - s. Matrix products of different shapes round differently, and
     # similarities that differ by no more than that are ties.
     return epsilon / 2 + 16 * torch.finfo(dtype).eps
@@ -93,8 +93,8 @@ def _fraction_in_common(members: Tensor, variant: Variant) -> Tensor:
 
 
 def _sums_of_minima(members: Tensor, others: Tensor) -> Tensor:
-    """For each row of [rows, n] and each of [n, n] the sum of the minima of their entries, [rows, n]."""
-    # min(a, b) = (a + b - |a - b|) / 2. On a GPU some rows at a time, as the gradient of `cdist` holds all differences.
+    """The sum of the elementwise minima of each row of [rows, n] and each row of [n, n], [rows, n]."""
+    # min(a, b) = (a + b - |a - b|) / 2. On a GPU in blocks of rows, as the gradient of `cdist` holds all differences.
     step = len(members) if members.device.type == "cpu" else max(1, MAX_DIFFERENCES // others.numel())
     distances = torch.cat([torch.cdist(part, others, p=1.0) for part in torch.split(members, step)])
     return (members.sum(dim=1)[:, None] + others.sum(dim=1) - distances) / 2
@@ -109,7 +109,7 @@ def _expanded(w1: Tensor, close: Tensor, variant: Variant, span: slice) -> Tenso
 
 
 def _whole(rows: Tensor) -> Tensor:
-    """A matrix [n, n], with the rows of all processes if these are not all."""
+    """The matrix [n, n], gathered from all processes unless these are all of its rows."""
     return rows if len(rows) == rows.shape[1] else distributed.all_gather(rows)
 
 

@@ -74,7 +74,7 @@ def svg(figure: Figure, description: str) -> Markup:
     content = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', content))
     content = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", content)
-    content = re.sub(r"font-family: [^;\"]*; ?", "", content)  # the page's
+    content = re.sub(r"font-family: [^;\"]*; ?", "", content)  # the font of the page applies
     for color, name in VARIABLES.items():
         content = content.replace(color, f"var(--{name})")
     return element(

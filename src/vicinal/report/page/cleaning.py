@@ -101,10 +101,10 @@ def write_cleaning_page(
         path: the file, such as `cleaning.html`; it is replaced as a whole.
         findings: as :func:`~vicinal.analysis.find_problems` returns them; of many, the first are shown.
         title: of the page.
-        folder: that in which the paths of `decisions.csv` begin; None: the innermost that all images of the table are
-            in. If these were selected from a larger table, it is that of all its images.
-        decisions: a file of earlier decisions, as the page saves it; they are made already. Those about images that are
-            not in the table any more are left out.
+        folder: the folder in which the paths of `decisions.csv` begin; None: the innermost folder of all images of the
+            table. If these were selected from a larger table, it is that of all its images.
+        decisions: a file of earlier decisions, as the page saves it, which the page starts with. Decisions about images
+            that are no longer in the table are left out.
 
     Raises:
         InputError: the file of decisions cannot be read, or a decision is invalid.
@@ -176,7 +176,7 @@ def relative_keys(table: Table, folder: str | None) -> list[str]:
 
 
 def _suggestions(frames: ReviewFrames, findings: Findings) -> dict[str, list[tuple[int, str, str]]]:
-    """Section -> the number of each image that something is suggested about, the action, and the new label."""
+    """Section -> the suggestions: the number of the image, the action, and the new label."""
     numbers = {row: number for number, row in frames.rows.items()}
     lines = findings.to_frame().query("suggestion != ''")
     suggestions: dict[str, list[tuple[int, str, str]]] = {}
@@ -204,7 +204,7 @@ def overview_section(findings: Findings, sections: Sequence[Section]) -> Section
 
 
 def measured_section(frames: ImageFrames, findings: Findings, name: str) -> Section | None:
-    """A gallery of images, each with the number for which it was found."""
+    """A gallery of images, each with the value by which it was found."""
     frame = findings.broken if name == "broken" else findings.uninformative
     if frame.empty:
         return None

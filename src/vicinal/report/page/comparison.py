@@ -69,8 +69,8 @@ def write_comparison_page(
 
     The page has the differences of the metrics with their intervals and p-values, the queries that got better and
     worse with their neighbors in both sets, similarities of pairs, costs of the models, settings that differ, learning
-    curves on common axes, and the data. Paths are shown without the folder that all of them are in. For a set that was
-    not evaluated on the queries and gallery of the first one there are no differences, and the page says why.
+    curves on common axes, and the data. Paths are shown without the folder that all of them are in. A set that was
+    evaluated on other queries or another gallery than the first one has no differences, and the page says why.
 
     Args:
         path: the file; it is replaced as a whole.

@@ -74,7 +74,7 @@ class ImageFrames:
         return element("span", image, class_="picture")
 
     def data(self) -> dict[str, object]:
-        """What the script needs beside the images."""
+        """The data of the script, without the images."""
         return {}
 
     def query(self, row: int) -> Markup:

@@ -102,7 +102,7 @@ def write_page(
         evaluation: of both, as :func:`~vicinal.evaluation.evaluate` returns it.
         title: of the page.
         run: the folder of the run that the embeddings come from, for its recipe, its curves and its data.
-        backbone: the name of the model's backbone, if it is known; of a run its recipe says it.
+        backbone: the name of the model's backbone, if it is known; for a run, its recipe names it.
         num_left_out: the number of files that were left out, because they cannot be read or are not images.
         results: the metrics of the evaluation with their confidence intervals, as
             :func:`~vicinal.evaluation.tabulate` returns them; None: without intervals.
@@ -164,7 +164,7 @@ def write_page(
 
 
 def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: Evaluation, seed: int) -> Section:
-    """The worst queries, and folded the best and some others; one query per class as long as there are classes."""
+    """The worst queries and, folded, the best and some others; one query per class as long as there are classes."""
     labels, metric = frames.table.labels, query_metric(evaluation)
     worst, best = (
         queries_by_score(neighbors, evaluation, ascending=ascending)["row"].to_numpy() for ascending in (True, False)

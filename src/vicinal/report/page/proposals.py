@@ -61,7 +61,7 @@ def write_proposals_page(
         gallery: the enrolled photos, with labels, see :func:`~vicinal.retrieval.enrolled_photos`.
         title: of the page.
         command: the command that applies the decisions, which the page shows.
-        folder: that in which the paths of `decisions.csv` begin; None: the innermost that all photos are in.
+        folder: the folder in which the paths of `decisions.csv` begin; None: the innermost folder of all photos.
 
     Raises:
         InputError: the photos have no paths.

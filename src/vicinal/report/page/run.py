@@ -151,7 +151,7 @@ def _kept_step(run: Run) -> float | None:
 
 
 def _kept(run: Run) -> pd.Series | None:
-    """The line of the metrics whose weights are the model's: the first that is the best; None if it is unknown."""
+    """The line of the metrics with the weights of the model, the first of the best ones; None if it is unknown."""
     try:
         recipe = load_yaml(run.recipe or "") or {}
         metric, guardrails = recipe["validation"]["metric"], recipe.get("guardrail_metrics", [])

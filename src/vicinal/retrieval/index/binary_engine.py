@@ -24,7 +24,7 @@ Bits = npt.NDArray[np.uint8]
 
 
 class BinaryEngine:
-    """Vectors as bits: whether each entry is above its mean, of the vectors that the engine was created for.
+    """Vectors as bits: whether each entry is above its mean over the vectors that the engine was created for.
 
     Every query is compared with all vectors. A score is 1 - 2 x the fraction of bits that differ, which grows with the
     cosine similarity.
@@ -68,7 +68,7 @@ class BinaryEngine:
         return np.asarray(self._means + signs / np.float32(self.dim) ** 0.5, np.float32)
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        """Find the k vectors of each query from whose bits fewest differ; see :meth:`FaissEngine.search`."""
+        """Find the k vectors whose bits differ least from those of each query; see :meth:`FaissEngine.search`."""
         selector = None
         if len(active_ids) < len(self):
             mask = np.zeros(len(self), dtype=bool)

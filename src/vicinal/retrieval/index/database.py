@@ -36,7 +36,7 @@ from vicinal.utils.errors import InputError, one_line
 FILE = "index.sqlite"
 VERSION = 2  # of the tables
 TIMEOUT = 600.0  # seconds to wait for another process that writes the same index
-FIRST_WAIT = 2.0  # seconds after which waiting is said
+FIRST_WAIT = 2.0  # seconds of waiting until it is logged
 MAX_COLUMNS = 1_900  # of SQLite's 2,000
 CHUNK = 1_000  # ids or texts in one query
 PAGE = 16_384  # rows in memory at a time
@@ -102,7 +102,7 @@ class Database:
             name = ":memory:"
         else:
             path = (self.folder / FILE).absolute()
-            # without a folder that it can write to, SQLite reads a database only if nothing is in its log
+            # in a folder that it cannot write to, SQLite reads a database only if its log is empty
             is_fixed = not os.access(self.folder, os.W_OK) and not path.with_name(f"{FILE}-wal").exists()
             name = f"{path.as_uri()}?{'immutable=1' if is_fixed else 'mode=rwc'}"
         connection = sqlite3.connect(
@@ -140,7 +140,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """A block that changes the database: all of it is durable afterwards, or none if it fails."""
+        """A block that changes the database: all changes are durable afterwards, or none if it fails."""
         with self.lock, self._errors():
             connection = self._shared or self._taken()
             self._begin(connection)
@@ -225,7 +225,7 @@ class Database:
     def write_to(self, folder: Path, timeout: float, may_replace: Callable[[], bool] = lambda: True) -> bool:
         """Copy a database in memory to a folder, in place of the old one, in one step; returns whether it was allowed.
 
-        `may_replace` is asked when nobody else can write any more: whether all that the database names is there.
+        `may_replace` is called once nobody else can write: whether all files that the database names exist.
         """
         target, deadline = Database(folder, timeout), time.monotonic() + timeout
 
@@ -373,7 +373,7 @@ class Database:
             connection.execute("DELETE FROM changes WHERE ?1 IS NULL OR id < ?1", [below])
 
     def set_changes_aside(self) -> None:
-        """Keep the changes as those of the generation before, in place of older ones."""
+        """Keep the changes as those of the previous generation, in place of older ones."""
         with self.reading() as connection:
             connection.execute("DROP TABLE IF EXISTS previous_changes")
             connection.execute("CREATE TABLE previous_changes AS SELECT * FROM changes")
@@ -403,7 +403,7 @@ class Database:
             connection.execute(trigger)
 
     def delete_codes(self, keep: Sequence[str] = ()) -> None:
-        """Delete the codes of local features, but for those by some encoders."""
+        """Delete the codes of local features, except those by the encoders in `keep`."""
         marks = ", ".join("?" * len(keep))
         with self.reading() as connection:
             connection.execute(f"DELETE FROM local_features WHERE encoder NOT IN ({marks})", keep)

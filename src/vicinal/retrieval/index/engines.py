@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Halves = npt.NDArray[np.float16]
 MAX_CANDIDATES = 2**15  # whose vectors are in memory at a time
-MIN_CAPACITY = 256  # vectors that have room before the added ones are copied
+MIN_CAPACITY = 256  # vectors that fit before the added ones are copied
 
 
 class HalfStore:
@@ -72,7 +72,7 @@ class HalfStore:
 
 
 class RescoringEngine:
-    """Codes in memory, of which `rescore` candidates per neighbor are compared by their vectors, read from a file."""
+    """Codes in memory; `rescore` candidates per neighbor are compared by their vectors, which are read from a file."""
 
     def __init__(self, codes: CodesEngine, store: HalfStore, rescore: int) -> None:
         self.codes, self.store, self.rescore = codes, store, rescore
@@ -110,14 +110,14 @@ class RescoringEngine:
     def _nearest(self, vectors: Floats, candidates: Integers, k: int) -> Neighbors:
         """The k best candidates of each query, [queries, candidates], by their vectors."""
         others = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
-        # the same for equal vectors, which a matrix product need not be
+        # equal scores for equal vectors, which a matrix product does not ensure
         scores = np.einsum("qd,qcd->qc", vectors, others)
         order = np.lexsort((candidates, -scores))[:, :k]
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
 
 
 def create_engine(kind: Literal["auto"] | Kind, vectors: UnitVectors, rescore: int | None = None) -> Engine:
-    """An empty engine for these vectors; `rescore`: candidates per neighbor, None: as the kind has, 0: none."""
+    """An empty engine for these vectors; `rescore`: candidates per neighbor, None: the kind's default, 0: none."""
     rescore, codes = checked_rescore(kind, rescore), create_codes(kind, vectors)
     return RescoringEngine(codes, HalfStore(vectors.dim), rescore) if rescore else codes
 
@@ -145,7 +145,7 @@ def read_codes(kind: object, data: bytes | memoryview) -> CodesEngine:
 
 
 class SegmentedEngine:
-    """The vectors of an engine that never changes, and exactly searched ones after them."""
+    """The vectors of an engine that never changes, followed by vectors that are searched exactly."""
 
     def __init__(self, base: Engine) -> None:
         self.base, self.dim = base, base.dim
@@ -163,8 +163,8 @@ class SegmentedEngine:
     def with_added(self, vectors: Floats) -> SegmentedEngine:
         """The engine with further unit vectors, float32 [n, dim].
 
-        It may keep them in memory that it shares with this one, behind the vectors of this one: only the last engine
-        of a history is added to.
+        Both engines may share memory, in which the new vectors follow those of this one: add only to the last engine
+        of a history.
         """
         later, count = copy(self), self._count + len(vectors)
         if count > len(self._room):

@@ -30,7 +30,7 @@ MAX_EXACT = 100_000  # vectors; "auto" takes HNSW above, as comparing with every
 CELL, PROJECTIONS = 0.05, 8  # vectors are nearly identical if random projections of them round to the same
 MIN_ACTIVE = 1 / 8  # fraction of the vectors; below it, comparing with all active ones is as fast as the graph
 MIN_PER_CENTROID, MAX_PER_CENTROID = 39, 256  # vectors that k-means learns from, as faiss recommends
-MAX_SAMPLE = 2**20  # vectors that k-means learns from, unless there would be fewer than the least per centroid
+MAX_SAMPLE = 2**20  # vectors that k-means learns from, unless that is below MIN_PER_CENTROID per centroid
 IVFPQ_CODES = 256  # values of one code byte
 IVFPQ_MIN_VECTORS = MIN_PER_CENTROID * IVFPQ_CODES
 SQ8_SAMPLE = 2**16  # vectors that the range of each dimension is learned from
@@ -103,7 +103,7 @@ class FaissEngine:
             return np.asarray(self._faiss.reconstruct_batch(ids))  # a tensor where faiss.contrib.torch_utils is in use
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
-        # a single one would be looked for in all lists, so all in the range are read at once
+        # each single read would search all lists, so the whole range is read at once
         first, last = int(ids.min()), int(ids.max())
         vectors = np.asarray(self._faiss.reconstruct_n(first, last - first + 1))
         is_range = len(ids) == len(vectors) and bool((np.diff(ids) == 1).all())
@@ -142,9 +142,9 @@ class FaissEngine:
     def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
         """Search the graph of all vectors, active or not, so broadly that it finds enough active ones.
 
-        A search that leaves out vectors on its way is cut off where all vectors around are left out. The nearer half of
-        what is found is used, since the farther half is less complete. Where it has fewer than k active vectors, -1
-        stands in place of ids.
+        A search that skipped inactive vectors would stop where all vectors around are inactive. Only the nearer half of
+        the results is used, since the farther half is less complete. Where it has fewer than k active vectors, missing
+        ids are -1.
         """
         if active.fraction < MIN_ACTIVE:
             return np.zeros((len(vectors), k), np.float32), np.full((len(vectors), k), -1)
@@ -265,7 +265,7 @@ def _split_nodes(data: memoryview) -> tuple[Integers | None, memoryview]:
 
 
 class _Active:
-    """The vectors of a faiss index among which to search, by their ascending ids; without nodes each is its own."""
+    """The vectors of a faiss index to search, by their ascending ids; without `nodes`, each is its own node."""
 
     def __init__(self, ids: Integers, index: Any, nodes: _Nodes | None) -> None:
         self.ids, self.size = ids, index.ntotal if nodes is None else len(nodes.of_ids)

@@ -29,7 +29,7 @@ OWN = (
 
 @dataclass(frozen=True)
 class Generation:
-    """Vectors that may take the place of those of an index; the settings are those of `OWN`."""
+    """Vectors that may replace those of an index; the settings are those of `OWN`."""
 
     settings: Mapping[str, Any]
     engine: SegmentedEngine  # one vector per id; those of deleted images are never found
@@ -44,7 +44,7 @@ class Generation:
         ids: Integers,
         refiner: ContextRefiner | None = None,
     ) -> Generation:
-        """Build the search structure, learned from the vectors of `ids`, and write its files, not named yet."""
+        """Build the search structure, learned from the vectors of `ids`, and write its still unnamed files."""
         kind, searched, context = settings["kind"], vectors, None
         if refiner is not None:
             searched = np.zeros(vectors.shape, np.float32)

@@ -101,8 +101,8 @@ class Index(ImageIndex):
             vectors: float [n, dim].
             table: n rows.
             kind: `exact` compares with every vector; `hnsw` is a graph, faster and nearly exact above 100,000 vectors;
-                `auto` is `exact` up to 100,000 vectors, `hnsw` above. A graph that finds less than 99 % of the 10
-                nearest for a sample of queries is told, as of many nearly identical images. The others search by codes:
+                `auto` is `exact` up to 100,000 vectors, `hnsw` above. A warning is logged if a graph finds less than
+                99 % of the 10 nearest for a sample of queries, as with near duplicates. The others search by codes:
                 `sq8` of one byte per dimension and `binary` of one bit compare with every vector; `ivfpq` of about one
                 byte per four dimensions and `rabitq` of one bit and eight bytes search the nearest inverted lists.
             model_fingerprint: identifies the model that made the vectors.

@@ -86,8 +86,8 @@ def are_there(folder: Path, names: Names) -> bool:
 def delete_unused(database: Database, folder: Path, *own: Names) -> None:
     """Delete files that the database does not name: those in `own`, and those of processes that were killed.
 
-    A file may look old though a process is about to name it, as after a jump of the clock. Files are deleted while
-    nobody commits, and who commits looks whether its files are there (:func:`are_there`).
+    A file may look old though a process is about to name it, as after a clock jump. Files are deleted while nobody
+    commits, and each commit checks that its files exist (:func:`are_there`).
     """
     with database.transaction():
         settings = database.settings()
@@ -123,7 +123,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def encoder_key(settings: Mapping[str, Any]) -> str:
-    """Under which name the codes of local features that are computed by these settings are stored."""
+    """The name under which codes of local features that are computed with these settings are stored."""
     return str(settings.get("encoder", ""))
 
 
@@ -184,11 +184,11 @@ class IndexState:
 
     @classmethod
     def read(cls, database: Database, before: IndexState | None = None) -> IndexState:
-        """Read the state of a database; vectors that a state before has are not read again."""
+        """Read the state of a database; vectors of the state `before` are not read again."""
         with database.reading() as connection:
             is_within = connection.in_transaction
             if not is_within:
-                connection.execute("BEGIN")  # all of it as it is at one moment
+                connection.execute("BEGIN")  # a consistent snapshot
             try:
                 settings = database.settings()
                 if before is None or before.settings["files"] != settings["files"]:

@@ -33,8 +33,8 @@ from vicinal.utils.errors import InputError
 class ImageIndex(ABC):
     """Embeddings that are searched by cosine similarity, with the columns of their images.
 
-    :class:`~vicinal.Index` keeps them in memory and in a folder, :class:`RemoteIndex` in a database. What does not need
-    all images at once needs no memory for all of them.
+    :class:`~vicinal.Index` keeps them in memory and in a folder, :class:`RemoteIndex` in a database. Operations that
+    do not need all images at once do not load all of them.
     """
 
     def __init__(self) -> None:
@@ -297,8 +297,8 @@ class ImageIndex(ABC):
     def move(self, root: str | Path) -> None:
         """Say where the images are after their folder was moved; the folders below it are as they were.
 
-        The old folder is ``root``; if that is unknown, or no image is in the new one at the same place below, it is
-        what precedes the longest ending of a path that exists there. Images elsewhere stay where they are.
+        The old folder is ``root``. If that is unknown, or no image has the same relative path in the new folder, it is
+        the part of a path before its longest ending that exists there. Images elsewhere keep their paths.
 
         Args:
             root: the folder where they are now.
@@ -317,7 +317,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def _some_paths(self) -> list[str]:
-        """Paths of images, as many as tell where they were."""
+        """Enough paths of images to tell where they were."""
 
     @abstractmethod
     def _move(self, old: str, new: str) -> None:
@@ -393,7 +393,7 @@ class ImageIndex(ABC):
 
     @property
     def metadata(self) -> Metadata:
-        """All rows; they are read whenever this is asked for."""
+        """All rows, read anew at each access."""
         return Metadata(pd.concat(list(self.frames()), ignore_index=True))
 
     @abstractmethod
@@ -415,7 +415,7 @@ class ImageIndex(ABC):
     def frames(self, condition: str | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows of all images, or of those that fulfill a condition, in blocks of ascending ids.
 
-        Without images it is one block without rows, which has the columns.
+        An empty index yields one block that has the columns but no rows.
         """
 
     @abstractmethod
@@ -424,7 +424,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
-        """Return the ids of some images that are chosen at random; `number` is at most that of all."""
+        """Return the ids of `number` random images, at most the number of all."""
 
     @abstractmethod
     def vectors_of(self, ids: Integers) -> Floats:
@@ -436,7 +436,7 @@ class ImageIndex(ABC):
 
     @abstractmethod
     def store_local_codes(self, settings: Mapping[str, Any]) -> None:
-        """Make room for codes of local features, which are computed by these settings; those of before are deleted.
+        """Make room for codes of local features that are computed with these settings; earlier codes are deleted.
 
         Raises:
             InputError: the index is in a database that stores none.
@@ -448,8 +448,8 @@ class ImageIndex(ABC):
 
         Args:
             ids: int64 [n].
-            codes: n, theirs.
-            settings: by which they were computed; None: those of the index.
+            codes: n, one for each id.
+            settings: those that they were computed with; None: those of the index.
         """
 
     @abstractmethod
@@ -473,8 +473,8 @@ class ImageIndex(ABC):
     def vectors(self) -> Floats:
         """Return the vectors that are searched, in ascending order of ids.
 
-        They are unit vectors, refined if the index is. Where it is searched by codes, they are those that it rescores
-        with, float16; without, approximations from the codes.
+        They are unit vectors, refined if the index is. Of an index that is searched by codes, they are the float16
+        vectors that it rescores with or, without rescoring, approximations from the codes.
 
         Returns:
             float32 [images, dim].
@@ -497,7 +497,7 @@ class ImageIndex(ABC):
         """Return the rows that are compared with those of a table: of its keys, and of all images in a folder.
 
         Args:
-            keys: what tells the images of the table apart.
+            keys: identify the images of the table.
             below: the folder; None: all images with a path.
         """
         return self.metadata
@@ -560,7 +560,7 @@ def unknown_id(number: object) -> InputError:
 
 
 def invalid_k(k: object, number: int, is_selection: bool) -> InputError:
-    """The error of a search for more or fewer neighbors than there can be."""
+    """The error of a search for an impossible number of neighbors."""
     if not number and not is_selection:
         return InputError("the index is empty; add images before searching")
     place = f"{number} images to search among" if is_selection else f"an index of {number} images"

@@ -14,7 +14,7 @@ HNSW_BUILD, HNSW_SEARCH = 100, 160  # breadth of the graph search while building
 IVF_PROBES = 32  # inverted lists visited
 DEFAULT_RESCORE: dict[str, int] = {"sq8": 4, "ivfpq": 10, "rabitq": 20, "binary": 40}
 """Candidates per neighbor, by the kind of the codes."""
-MIN_NEIGHBORS = 10  # a search for fewer has as many candidates
+MIN_NEIGHBORS = 10  # a search for fewer neighbors has as many candidates as one for this many
 MAX_RESCORE = 10_000
 
 

@@ -173,8 +173,7 @@ class ItemRows:
     ) -> Integers:
         """The ids of the images whose columns fulfill a condition, ascending.
 
-        It sees paths from the folder `shown_from` on, the name of the file alone if that is "", and all of them if it
-        is None.
+        It sees paths relative to the folder `shown_from`; with "", the name of the file alone; with None, full paths.
         """
 
         def expression(column: str) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vicinal.retrieval.index.engines import Engine
 
 MIN_PENDING, MAX_PENDING_FRACTION = 1_000, 0.05  # vectors of changes after which new vector files are written
-READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files between the reading of their names and theirs
+READ_ATTEMPTS, READ_PAUSE = 20, 0.05  # another process may replace files after their names were read
 
 
 def build_state(
@@ -157,7 +157,7 @@ class SharedState:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A block whose changes are made together at its end; if it fails, none of them."""
+        """A block whose changes are made together at its end, or not at all if it fails."""
         if getattr(self._local, "state", None) is not None:  # within another one
             yield
             return
@@ -192,10 +192,10 @@ class SharedState:
     def switch(
         self, settings: Mapping[str, Any], engine: SegmentedEngine, context: RefinerContext | None = None
     ) -> None:
-        """Put the vectors of another generation in place of the present ones, within a transaction.
+        """Replace the present vectors by those of another generation, within a transaction.
 
-        The present generation is kept as the one before: its settings name its files and its encoder of local features,
-        and its changes are set aside. Vectors that the files of the other do not hold become changes.
+        The present generation is kept as the previous one: its settings name its files and its encoder of local
+        features, and its changes are set aside. Vectors that the files of the new one do not hold become changes.
         """
         now, folder = self.current(), self.database.folder
         if folder is None or not are_there(folder, settings["files"]):
@@ -211,7 +211,7 @@ class SharedState:
         self.change(settings={**now.settings, **changed}, engine=engine, context=context)
 
     def is_fold_due(self, min_pending: int | None = None) -> bool:
-        """Whether so many vectors are in the database alone that new vector files are worth it."""
+        """Whether enough vectors are only in the database to make new vector files worthwhile."""
         state, least = self.committed, MIN_PENDING if min_pending is None else min_pending
         return state.num_pending >= max(least, MAX_PENDING_FRACTION * len(state.engine.base))
 
@@ -234,7 +234,7 @@ class SharedState:
                 folded = folded.with_vectors(now.engine.added[later], unrefined)
                 settings = {**now.settings, "files": names}
                 self.change(settings=settings, engine=folded.engine, context=folded.context)
-        if folder is not None:  # another process may have built or folded it, then it is the new files that are unused
+        if folder is not None:  # if another process has built or folded it, the new files are the unused ones
             delete_unused(self.database, folder, names, state.settings["files"])
 
     def copy_to(self, folder: Path, timeout: float, names: Names, overwrite: bool = True) -> None:
@@ -247,7 +247,7 @@ class SharedState:
         def may_replace() -> bool:
             return are_there(folder, names) and (overwrite or not Database.is_made(folder))
 
-        while not is_written:  # where the clock jumped, another process may take a file for that of a killed one
+        while not is_written:  # after a clock jump, another process may take a file for that of a killed one
             names = self.current().write_files(folder, names if are_there(folder, names) else Names())
             database = self.database.copied()
             with database.transaction():

@@ -21,8 +21,8 @@ NUM_CHECKED, MIN_RECALL = 50, 0.99  # queries that check a new graph, and the re
 class Verification:
     """Recall and latency of an index, for vectors of the index as queries, of which none finds itself.
 
-    `recall_between` is that of as many queries halfway between two images, as those of other classes may be: a graph of
-    many nearly identical images finds each of them, but not queries far from all.
+    `recall_between` is the recall for as many queries halfway between two images, where queries of other classes may
+    lie: a graph of many nearly identical images finds each of them, but not queries far from all.
     """
 
     k: int  # number of neighbors per query
@@ -31,9 +31,9 @@ class Verification:
     recall: float  # of the k nearest, the fraction that the index finds, a mean over the queries
     recall_between: float
     min_recall: float  # of the worst query
-    latency_median_ms: float  # of one query, as the caller sees it, with the way to a database and back
+    latency_median_ms: float  # of one query, as the caller sees it, including the round trip to a database
     latency_p95_ms: float  # that 95 % of the queries stay below
-    exact_seconds: float  # that the exact search took for all queries together, with reading all vectors
+    exact_seconds: float  # duration of the exact search for all queries, including reading all vectors
 
     def to_dict(self) -> dict[str, float]:
         return {

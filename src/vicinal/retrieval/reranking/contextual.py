@@ -66,7 +66,7 @@ class ContextualReranking(Reranking):
 
     @property
     def num_neighbors(self) -> int:
-        return self.k  # one more than N has others; it tells whether another image is as near as the last
+        return self.k  # N has k - 1 others; one more tells whether another image is as near as the last
 
     def apply(self, query_gallery: QueryGallery) -> RerankedScores:
         queries, gallery, exclude_self = query_gallery.queries, query_gallery.gallery, query_gallery.exclude_self
@@ -127,7 +127,7 @@ class _ContextualScores(RerankedScores):
         shared = intersection_sizes(query_sets, rows - start, neighborhoods.sets, which, len(self.gallery))
         is_outside = self._exclude_self[rows] < 0
         if is_outside.any():
-            # those queries belong to a neighborhood that are as similar as it requires
+            # a query belongs to a neighborhood if it is as similar as that requires
             scores = pair_scores(self.queries, self.gallery, rows[is_outside], columns[is_outside])
             shared[is_outside] += scores >= neighborhoods.thresholds[which[is_outside]]
         weights = shared / (self._query_sets.sizes[rows] + is_outside)

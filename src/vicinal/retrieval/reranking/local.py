@@ -1,4 +1,4 @@
-"""Re-ranking by local features: images are similar that have matching patches."""
+"""Re-ranking by local features: images with matching patches are similar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vicinal.utils.errors import InputError, import_extra
 MAX_SIMILARITIES = 2**20  # in memory at a time, so that they stay in the cache
 MIN_SHOWN = 100  # queries above which progress is shown
 MIN_MATCHES = 3  # of a geometric check: any two matches fit a similarity transform
-MAX_RESIDUAL = 1.5  # patches between a matching patch and where the similarity transform puts it
+MAX_RESIDUAL = 1.5  # distance in patches from a match to its position by the similarity transform
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class LocalReranking(Reranking):
         return []
 
     def kept_sums(self, queries: Integers, images: Integers) -> Doubles:
-        """What :meth:`sums` returns for queries and the images [queries, k] of each, NaN where it is not computed yet.
+        """The results of :meth:`sums` for queries and the images [queries, k] of each, NaN where not computed yet.
 
-        The array is kept, to be filled, until other pairs are asked for: the same ranking is often read twice.
+        The caller fills the array, which is cached until other pairs are requested: rankings are often read twice.
         """
         if not self._kept or not all(map(np.array_equal, self._kept, (queries, images))):
             self._kept[:] = [queries, images, np.full(images.shape, np.nan)]
@@ -240,7 +240,7 @@ class PatchMatches:
         return places.round(4).tolist()
 
     def agreeing(self) -> PatchMatches:
-        """Those whose places agree with one similarity transform, found by RANSAC; with fewer than three, none."""
+        """The matches that fit one similarity transform, found by RANSAC; none if there are fewer than three."""
         is_inlier = np.zeros(len(self), np.bool_)
         if len(self) >= MIN_MATCHES:
             import cv2

@@ -128,7 +128,7 @@ class ComputedFeatures(LocalFeatures):
 
 
 class SelectedFeatures(LocalFeatures):
-    """Some of the local features of others, by their rows there."""
+    """A selection from other local features, by their rows."""
 
     def __init__(self, features: LocalFeatures, rows: Integers) -> None:
         self._features, self._rows, self.grid, self.dim = features, rows, features.grid, features.dim
@@ -142,10 +142,10 @@ class SelectedFeatures(LocalFeatures):
 
 
 class IndexFeatures(LocalFeatures):
-    """Local features of the images of an index, by their ids: those that it stores; others are computed once.
+    """Local features of the images of an index, by their ids: stored ones are read, others are computed once.
 
-    Images without a path, those that were deleted meanwhile, and without an encoder all that are not stored have
-    patches that match nothing.
+    Images without a path, images deleted meanwhile and, without an encoder, images without stored features have patches
+    that match nothing.
     """
 
     def __init__(self, index: ImageIndex, encoder: LocalEncoder | None = None) -> None:
@@ -231,7 +231,7 @@ class LocalEncoder:
 
         Args:
             model: the embedder.
-            source: the images, of which at most 300 are read, at equal distances.
+            source: the images, of which at most 300, evenly spaced, are read.
             dim: number of dimensions that are kept, or all if the map has fewer; None: no whitening.
             size: as above.
             layer: as above.
@@ -263,7 +263,7 @@ class LocalEncoder:
 
     @classmethod
     def from_settings(cls, model: Embedder, settings: Mapping[str, Any]) -> LocalEncoder:
-        """The encoder of a model by what :meth:`to_settings` returned."""
+        """The encoder of a model from the result of :meth:`to_settings`."""
         stored = settings["whitening"]
         arrays = {
             name: np.frombuffer(b64decode(content)).reshape(shape) for name, (shape, content) in (stored or {}).items()
@@ -313,6 +313,6 @@ def _units(vectors: Floats) -> Floats:
 
 
 def _some(source: Any) -> Any:
-    """At most so many images as a whitening is learned from."""
+    """At most `MAX_FIT_IMAGES` images, evenly spaced."""
     step = -(-len(source) // MAX_FIT_IMAGES) if len(source) else 1
     return source.take(np.arange(0, len(source), step)) if isinstance(source, Table) else source[::step]

@@ -29,16 +29,16 @@ class ReciprocalReranking(Reranking):
 
     With the cosine distance ``d = 1 - s``:
 
-    1. R(p, k): those of p's k nearest that have p among their own k nearest; and p itself.
-    2. R*(p): R(p, k1) and every R(c, k1 / 2) of a c in R(p, k1) of which at least two thirds are in R(p, k1).
+    1. R(p, k): p itself, and each of its k nearest that has p among its own k nearest.
+    2. R*(p): R(p, k1), and for each c in R(p, k1) the set R(c, k1 / 2) if at least two thirds of it are in R(p, k1).
     3. V_p: ``exp(-d(p, g))`` for every g in R*(p), else 0; then the mean of V over p and its k2 - 1 nearest.
     4. Jaccard distance: ``1 - sum min(V_p, V_g) / sum max(V_p, V_g)``.
     5. Distance: ``(1 - lam) * Jaccard + lam * d``.
 
     The score is 1 minus that distance. Any gallery image that shares an entry with the query can rise; all others keep
-    their order. A query outside of the gallery has no entry in any V, nor in its own, as in the paper, where V is of
-    gallery images; it is among the k nearest of a gallery image if it is at least as similar as the k-th of them. So no
-    query changes the result of another one.
+    their order. A query outside of the gallery has no entry in any V, not even its own, as in the paper, where V is
+    over gallery images; it is among the k nearest of a gallery image if it is at least as similar as the k-th of them.
+    So no query changes the result of another one.
 
     The published code also lets queries be neighbors of each other, takes "more than" two thirds, squared distances
     divided by each image's largest one (for unit vectors this is close to d), and V divided by its sum.

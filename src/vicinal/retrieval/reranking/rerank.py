@@ -128,7 +128,7 @@ def nearest_reranked(
     chunk_size: int | None = None,
     ranking: Neighbors | None = None,
 ) -> Neighbors:
-    """Find the first `k` of each query's re-ranked gallery as :func:`rerank` does, of vectors that are unit vectors."""
+    """Find the first `k` of each query's re-ranked gallery as :func:`rerank` does, for unit vectors."""
     exclusions.check_enough(k)
     if ranking is not None:
         _check_ranking(ranking, len(gallery), k, exclusions)
@@ -187,8 +187,8 @@ class _Merger:
         listed_scores, is_listed = self._increment_ranking(plain, increments)
         others = np.flatnonzero(~is_listed)
         others = others[self.exclusions.allows(rows[others] + start, columns[others])]
-        # Images outside the ranking are at most as similar as its last image, so few of it can be among the first
-        # k. The largest increments are scored first; they tell which of the rest can still be.
+        # Images outside the ranking are at most as similar as its last image, so few of them can be among the first
+        # k. Those with the largest increments are scored first; they bound which of the rest still can.
         padded = _pad_rows(rows[others], amounts[others], count)
         is_likely = amounts[others] >= _kth_largest(padded, self.k)[rows[others]]
         likely, rest = others[is_likely], others[~is_likely]

@@ -89,7 +89,7 @@ class BaseSettings:
     Args:
         batch_size: number of images per batch, over all processes; null: 128, or fewer where the training split has too
             few classes.
-        samples_per_class: number of images of each class in a batch; 0 draws images at random whatever their class;
+        samples_per_class: number of images of each class in a batch; 0 draws images at random regardless of class;
             null: 4, or fewer where more than a tenth of the classes have fewer.
         class_sampling: how often a class is drawn: "by_size", in proportion to its number of images; "uniform", the
             classes of each batch at random and all equally likely; "exhaustive", in one batch after the other until its
@@ -112,7 +112,7 @@ class BaseSettings:
         ema_decay: decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and
             saved in their place; in the first steps it is less, (1 + step) / (10 + step). null: no average.
         precision: "32", "bf16-mixed" or "16-mixed"; "auto" is bf16-mixed for an embedder on a GPU that computes in
-            bfloat16, else 32, and the run keeps what it was. The loss is always computed in float32.
+            bfloat16, else 32, and the run keeps that choice. The loss is always computed in float32.
         validation: evaluation on the split `val`.
         checkpoint_minutes: minutes between two checkpoints within an epoch; one is also written after every epoch.
         log_every: number of steps between two lines of the log.

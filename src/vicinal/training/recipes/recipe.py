@@ -62,7 +62,7 @@ crops or random numbers.
 
 AnyRecipe = TypeVar("AnyRecipe", bound="BaseRecipe")
 CHOSEN = ("batch_size", "samples_per_class", "epochs", "optimizer.lr", "model.backbone", "precision")
-"""The settings that suit data and machine where they are not given."""
+"""The settings whose defaults depend on the data or the machine."""
 SMALL_BACKBONE = "mobilenetv4_conv_small"
 """The default backbone without a GPU: on a CPU it trains about ten times as fast as ResNet-50."""
 TRANSFORMER_LR = 3e-5
@@ -111,7 +111,7 @@ class BaseRecipe(ABC):
 
     @classmethod
     def schema(cls) -> Schema:
-        """The names, types and defaults of the settings, those that are needed most first."""
+        """The names, types and defaults of the settings, the most important ones first."""
         settings = settings_schema(cls.settings_class)
         model = Schema(arguments_schema(cls.model_class), cls.model_class)
         for name in cls.fixed_arguments:
@@ -296,7 +296,7 @@ class Recipe(BaseRecipe):
         """The defaults that depend on machine and backbone: its learning rate, and the transform of its weights."""
         defaults = super()._defaults(values, given)
         backbone = values["model"]["backbone"]
-        # Left to the machine, and without a GPU. The weights of a file are those of ResNet-50.
+        # The small backbone is only for machines without a GPU; weights from a file belong to the default, ResNet-50.
         is_named = bool(_NETWORK & given.get("model", {}).keys())
         is_free = not is_named and isinstance(values["model"]["pretrained"], bool)
         if is_free and not _has_gpu(values["accelerator"]):

@@ -193,7 +193,7 @@ class RecipeCheck:
 
 
 def _unknown_name(key: str, path: Any, base: str, known: Sequence[str], own: str | None = None) -> str:
-    """The message about a name that is not that of a class; `own` is what to do for a class of the user's own."""
+    """The message about a name that no class has; `own` is the advice for a class of the user's own."""
     name = one_line(as_yaml(path), 80)
     near = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
     hint = own or (f"did you mean {near[0]}?" if near else f"its classes: {', '.join(known)}")

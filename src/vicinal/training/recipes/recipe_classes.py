@@ -97,7 +97,7 @@ class OfferedClasses:
 
 
 def class_and_arguments(value: Any) -> tuple[Any, Any]:
-    """The name of a class and its arguments, of a name alone or of `class_path` and `init_args`."""
+    """The name of a class and its arguments, from a name alone or from `class_path` and `init_args`."""
     if not isinstance(value, Mapping):
         return value, {}
     beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
@@ -108,7 +108,7 @@ def class_and_arguments(value: Any) -> tuple[Any, Any]:
 
 
 def with_defaults(given: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Values with the defaults of all settings of a schema, in its order, and classes with those of their arguments.
+    """Fill in the defaults of all settings of a schema, in its order, and those of the arguments of classes.
 
     Settings that a recipe cannot write, such as functions, are left to the constructor.
     """
@@ -160,7 +160,7 @@ def plain_values(value: Any) -> Any:
 
 
 class RefusedArgumentsError(InputError):
-    """A constructor refuses its arguments; `key` is that of the setting that names the class."""
+    """A constructor refuses its arguments; `key` is the setting that names the class."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)

@@ -15,7 +15,7 @@ from vicinal.utils.plain_yaml import compose_yaml, construct_yaml, load_yaml, pr
 from vicinal.utils.run_folder import RunFolder
 
 DATA_SUFFIXES = (".csv", ".parquet", ".npy")
-MAX_FILES = 32  # that a recipe is made of
+MAX_FILES = 32  # per recipe, with those that it extends
 WHOLE = frozenset({"fractions", "classes", "confusions"})  # mappings that replace those of the extended recipe
 
 
@@ -33,9 +33,9 @@ class Place(NamedTuple):
 class RecipeFile:
     """The content of a recipe file, with that of the recipes that it extends.
 
-    The key `extends` names one recipe file or a list of them, relative to the folder of the file. Its settings are
-    those of the extended files, the later ones first, and then its own: groups are merged key by key, lists and all
-    other values are replaced, and so is a class with its arguments where another class is named.
+    The key `extends` names one recipe file or a list of them, relative to the folder of the file. Its settings override
+    those of the extended files, and later files override earlier ones: groups are merged key by key; lists and all
+    other values are replaced, and so is a class with its arguments if another class is named.
 
     `places` has every key with dots. The arguments of a class, below `init_args`, are named without it; the elements of
     a list are named by their position, such as `loss.losses[0].alpha`.
@@ -133,9 +133,9 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any], prefix: str, places
 
 
 def _mappings(name: str, before: Any, value: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The value of a key before and its new one, if they are to be merged; None if the new one replaces it.
+    """The old and the new value of a key, if they are merged; None if the new one replaces the old one.
 
-    A name stands for the class of that name. Arguments that were given without a class are those of the new one.
+    A name stands for the class of that name. Arguments given without a class belong to the new class.
     """
     if name in WHOLE:
         return None
@@ -184,7 +184,7 @@ def _yaml_errors(path: Path) -> Iterator[None]:
 
 
 class Word(str):
-    """A value of the command line that is not a list or mapping; whether it is a number, say, its setting decides."""
+    """A value of the command line that is not a list or mapping; its setting decides whether it is, say, a number."""
 
 
 def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

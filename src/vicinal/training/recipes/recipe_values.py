@@ -196,7 +196,7 @@ def _read_list(kind: Any, values: list[Any]) -> Any:
 
 
 def element_types(kind: Any, number: int) -> tuple[Any, ...]:
-    """The types of the elements of a list of a type such as `list[int]`; ValueError for another number of elements."""
+    """The types of the elements of a type such as `list[int]`; ValueError if it has another number of elements."""
     inner = get_args(kind)
     if get_origin(kind) is not tuple or ... in inner:
         return number * inner[:1]
@@ -266,7 +266,7 @@ class SettingGroup(NamedTuple):
 
 
 def setting_groups(schema: Schema) -> list[SettingGroup]:
-    """The groups of a schema, beginning with those that are needed most."""
+    """The groups of a schema, the most important ones first."""
     groups = list(_groups("", schema))
     return sorted(groups, key=lambda group: group.name in LAST_GROUPS)
 

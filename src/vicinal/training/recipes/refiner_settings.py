@@ -26,8 +26,8 @@ class ContextAugmentation:
         neighbor_dropout: probability that a neighbor is left out, drawn independently for each neighbor in each batch.
         random_num_neighbors: show only the nearest k neighbors, with k drawn uniformly from 1 to all for each batch.
         noise: expected norm of the Gaussian noise that is added to embeddings and neighbors, which have norm 1, before
-            they are normalized again; 0 for none. null: so much that training images are found as often among each
-            other as those of the split val are without noise, which is logged.
+            they are normalized again; 0 for none. null: the norm at which training images find each other as often as
+            those of the split val do without noise, which is logged.
         noise_per: "image" draws the noise of each image again in each epoch, and searches the neighbors among the noisy
             embeddings, so that more are of other classes; "neighbor" keeps the neighbors and draws noise for each
             of them, and for the embedding, in each batch.
@@ -129,7 +129,7 @@ class RefinerSettings(base_settings.BaseSettings):
         guardrail_class_sizes: numbers of images per class at which these metrics must not be lower either; those for
             which the split val has too few images are left out. The images are random parts of the split val.
         update_factors: factors, from large to small, with which the updates of all blocks are multiplied: in each
-            epoch the first counts whose guardrail metrics are not lower. A smaller step gains less and harms less.
+            epoch, the first factor that lowers no guardrail metric counts. A smaller step gains less and harms less.
         devices: number of processes that embed the images of `run`, each on a GPU, or on the CPU; null: one. The
             embeddings are those of one process; the refiner is trained by one.
         keep: "best": the weights of the best epoch, and nothing is saved if the refiner does not help; "last": those of

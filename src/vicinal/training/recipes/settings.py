@@ -51,8 +51,8 @@ class EmbedderOptimizer(OptimizerSettings):
 
     Args:
         lr_factors: factors of the learning rate for parts of the module.
-        layer_decay: factor of the learning rate of each block of the backbone to that of the next, such as 0.75; the
-            last block has it once, the stem most often.
+        layer_decay: ratio of the learning rate of each block of the backbone to that of the next, such as 0.75; it
+            applies once to the last block, most often to the stem.
     """
 
     lr: float = 2e-4
@@ -138,8 +138,8 @@ class TransitionSettings:
         source: a .csv file with the columns label, confused_with and probability, one pair of classes per line; or the
             folder of a run on the same noisy labels, whose loss has class probabilities and is not corrected: the
             matrix is estimated from them (Patrini et al., CVPR 2017, Eq. 12 and 13).
-        quantile: the image whose class probabilities are the row of a class is that at this quantile of the
-            probability of the class; 1: the image with the highest, which is right for many classes.
+        quantile: the row of a class is the class probabilities of the image at this quantile of the probability of the
+            class; 1: the image with the highest probability, which is right for many classes.
     """
 
     source: str | None = None

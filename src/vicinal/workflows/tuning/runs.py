@@ -125,13 +125,13 @@ class Runner:
         return metrics
 
     def delete_checkpoints(self, name: str) -> None:
-        """Delete the large files of a finished run beside its model."""
+        """Delete the large files of a finished run except its model."""
         run = RunFolder(self.folder.path / name)
         for path in (run.last, run.best):
             path.unlink(missing_ok=True)
 
     def delete_weights(self, name: str) -> None:
-        """Delete the large files of a run whose scores are all that is needed."""
+        """Delete the large files of a run of which only the scores are needed."""
         self.delete_checkpoints(name)
         run = RunFolder(self.folder.path / name)
         run.centers.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ class Runner:
                 continue
 
     def _write_recipe(self, name: str, recipe: Recipe, table: str) -> Path:
-        """Write the recipe of a run, unless it has begun with one: paths may be other ones now."""
+        """Write the recipe of a run, unless the run has begun with one, in which paths may differ."""
         path = self.folder.file(name, ".yaml")
         if not path.is_file():
             config = with_table(recipe.config, self.folder.table(table).resolve())

@@ -79,7 +79,7 @@ class StudyFolder:
             raise InputError(f"{self.path} holds no study to continue; give a recipe")
 
     def stored(self) -> dict[str, Any]:
-        """The options of the study that is there; empty without one."""
+        """The options of the existing study; empty without one."""
         try:
             stored = json.loads(self.settings.read_text(encoding="utf-8")) if self.recipe.is_file() else {}
         except (OSError, ValueError) as error:
@@ -138,10 +138,10 @@ def open_study(
     fixed: tuple[str, ...],
     make_tables: Callable[[StudyRecipe], dict[str, Table]],
 ) -> StudyRecipe:
-    """Begin a study in a folder, or continue the one that is there, and return its recipe.
+    """Begin a study in a folder, or continue an existing one, and return its recipe.
 
-    Without a recipe and overrides, that of the study is taken. The `fixed` settings must be those of the study that is
-    there; `make_tables` makes the tables of the runs of a new one.
+    Without a recipe and overrides, that of the study is taken. The `fixed` settings must equal those of an existing
+    study; `make_tables` creates the tables for the runs of a new one.
     """
     from vicinal.training.recipes.recipe import Recipe
 

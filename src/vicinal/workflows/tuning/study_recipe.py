@@ -52,7 +52,7 @@ class Choices:
         return self.decoded(trial.suggest_categorical(key, [json.dumps(value) for value in self.given]))
 
     def decoded(self, kept: Any) -> Any:
-        """The value of one that Optuna stores."""
+        """Decode a value that Optuna stores."""
         return json.loads(kept)
 
     def plain(self) -> list[Any]:
@@ -74,7 +74,7 @@ class Range:
         return all(isinstance(each, int) for each in (self.low, self.high, self.step or 1))
 
     def values(self) -> tuple[float, ...]:
-        """All values, for a grid; raises ValueError if they are infinitely many."""
+        """All values, for a grid; raises ValueError if there are infinitely many."""
         if self.step is None and (self.log or not self.is_integer):
             raise ValueError("a grid needs a list of values, or a range with a step")
         step = self.step or 1
@@ -208,7 +208,7 @@ class StudyRecipe:
     def check(self, schema: Schema, verb: str) -> RecipeCheck:
         """Check all settings, and the varied ones with each of their values, and return the check of the settings.
 
-        A schema without the settings of model and loss can be had before torch is imported.
+        A schema without the settings of model and loss is available before torch is imported.
         """
         from vicinal.training.recipes.recipe_classes import OfferedClasses
 

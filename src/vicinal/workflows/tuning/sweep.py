@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vicinal.data.table import Table
 
 SECTION = "grid"
-FIXED = ("recall_at", "metrics", "hierarchy", "clusters")  # the metrics that are there for every cell
+FIXED = ("recall_at", "metrics", "hierarchy", "clusters")  # every cell has these metrics
 
 
 def sweep(
@@ -45,7 +45,7 @@ def sweep(
 
     Args:
         recipe: the recipe file with its `grid`; None, without `overrides` either, continues the study in `out`.
-        out: the folder of the study. A study that is there is continued; several processes may do so at a time.
+        out: the folder of the study. An existing study is continued; several processes may do so at a time.
         settings: the number of seeds, the metrics and other options.
         overrides: settings of the recipe as on the command line, such as `--epochs=3` or
             `--grid.optimizer.lr=[0.1, 0.2]`.
@@ -69,7 +69,7 @@ def sweep(
 
 
 class Grid:
-    """A grid that is under way."""
+    """A grid in progress."""
 
     def __init__(self, study: StudyRecipe, settings: SweepSettings, runner: Runner) -> None:
         self.study, self.settings, self.runner = study, settings, runner
@@ -131,10 +131,10 @@ class SweepCell:
     failures: tuple[str, ...] = ()
 
     def difference(self, other: SweepCell, metric: str) -> tuple[float, float, float] | None:
-        """The mean difference to another cell over the seeds of both, and its interval of 95 % (paired t).
+        """The mean difference to another cell over the seeds of both, and its 95 % interval (paired t).
 
-        It tells how much of a difference may be the chance of the seeds. Classes are not resampled. None with fewer
-        than two seeds, or where seeds are missing.
+        The interval shows how much of the difference may be due to the seeds. Classes are not resampled. None with
+        fewer than two seeds, or where seeds are missing.
         """
         if len(self.metrics) != len(other.metrics) or len(self.metrics) < 2:
             return None
@@ -231,7 +231,7 @@ class SweepResult:
         return "\n".join([head, *_aligned(rows)])
 
     def draw(self, path: Path) -> bool:
-        """Draw the metric over one or two settings; returns whether there is a picture, which others cannot have."""
+        """Draw the metric over one or two settings; returns False if there are more settings or no metrics."""
         if not self.metrics or len(self.keys) > 2:
             return False
         from vicinal.report.contact_sheets import draw_grid

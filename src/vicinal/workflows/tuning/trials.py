@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT, GRACE = 5, 20  # seconds between two heartbeats, and after which a trial without one is repeated
 LOCK_SECONDS = 60  # for which a command waits for another one that writes to the database
-NUM_STARTUP = 5  # trials of all epochs before the median tells which ones are worse
+NUM_STARTUP = 5  # full-length trials before the median rule ends others early
 CURVE, METRICS, REASON, SURPLUS = "curve", "metrics", "reason", "surplus"  # attributes of a trial
 
 
@@ -103,7 +103,7 @@ def run_trials(
     is_stopping: Callable[[], bool],
     on_end: Callable[[FrozenTrial], None],
 ) -> None:
-    """Run trials until enough have ended, those of other commands included; without a number, those that are enqueued.
+    """Run trials until enough have ended, including those of other commands; without a number, run the enqueued ones.
 
     A TrainingStoppedError or InputError of the objective is the reason of a failure. Raises InterruptedRunError where
     `is_stopping`, after the last trial has ended.
@@ -142,7 +142,7 @@ def run_trials(
         if free > 0:
             errors = (InputError, TrainingStoppedError)
             study.optimize(guarded, n_trials=free, n_jobs=jobs, catch=errors, callbacks=[ended])
-        elif running:  # in other commands, which may be killed yet
+        elif running:  # in other commands, which may still be killed
             time.sleep(PAUSE)
             fail_stale_trials(study)
         else:
@@ -151,7 +151,7 @@ def run_trials(
 
 
 def enqueue(study: Study, wanted: Sequence[Mapping[str, Any]]) -> None:
-    """Enqueue the trials with these settings that have no score and are not under way."""
+    """Enqueue the trials with these settings that have no score and are not running."""
     known = [given(trial) for trial in in_states(study, "COMPLETE", "RUNNING", "WAITING")]
     for settings in wanted:
         if dict(settings) not in known:
@@ -166,12 +166,12 @@ def in_states(study: Study, *names: str) -> list[FrozenTrial]:
 
 
 def ended_trials(study: Study) -> list[FrozenTrial]:
-    """The trials that have ended, without those that were interrupted, which are enqueued again, or were surplus."""
+    """The ended trials, without surplus and interrupted ones, which are enqueued again."""
     return [trial for trial in in_states(study, "COMPLETE", "PRUNED", "FAIL") if not _is_interrupted(trial)]
 
 
 def shown_trials(study: Study) -> list[FrozenTrial]:
-    """All trials but those that were interrupted or surplus, by the numbers of their first attempts."""
+    """All trials except interrupted and surplus ones, by the numbers of their first attempts."""
     shown = (trial for trial in study.get_trials(deepcopy=False) if not _is_interrupted(trial))
     return sorted(shown, key=first_number)
 
@@ -182,7 +182,7 @@ def first_number(trial: FrozenTrial) -> int:
 
 
 def given(trial: FrozenTrial) -> dict[str, Any]:
-    """The settings of a trial, those that it was enqueued with included."""
+    """The settings of a trial, including those that it was enqueued with."""
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 

@@ -55,7 +55,7 @@ def tune(
 
     Args:
         recipe: the recipe file with its `search`; None, without `overrides` either, continues the study in `out`.
-        out: the folder of the study. A study that is there is continued; several processes may do so at a time.
+        out: the folder of the study. An existing study is continued; several processes may do so at a time.
         settings: the options of the search.
         overrides: settings of the recipe as on the command line, such as `--epochs=3` or
             `--search.optimizer.lr=[0.1, 0.2]`.
@@ -96,7 +96,7 @@ class TuneResult:
         metric: the metric of the scores.
         best: the number of the best trial; None: none has a score.
         trials: all trials.
-        importances: the importance of each setting for the score; empty if they are too few to tell.
+        importances: the importance of each setting for the score; empty if there are too few trials.
         test: the metrics on the test split by name, and the trial that was replayed; None if it was not evaluated.
         recipe: the file of the best recipe.
         page: the file of the page.
@@ -147,7 +147,7 @@ class RankedTrial(NamedTuple):
 
 
 class Search:
-    """A search that is under way: trials of different settings, then the best ones with further seeds."""
+    """A search in progress: trials of different settings, then the best ones with further seeds."""
 
     def __init__(self, study: StudyRecipe, settings: TuneSettings, runner: runs.Runner) -> None:
         self.study, self.settings, self.runner, self.folder = study, settings, runner, runner.folder
@@ -287,7 +287,7 @@ class Search:
         return [trial for trial in trials.in_states(self.trials, "FAIL") if trials.REASON in trial.user_attrs]
 
     def _check_failures(self) -> None:
-        """Raise TrainingStoppedError if so many trials have failed, and none has a score, that the others would too."""
+        """Raise TrainingStoppedError if so many trials failed without any score that the others would fail too."""
         failed = self._failed()
         if len(failed) >= MAX_FAILURES and not trials.in_states(self.trials, "COMPLETE"):
             raise TrainingStoppedError(f"{len(failed)} trials failed, the last: {failed[-1].user_attrs[trials.REASON]}")
@@ -329,8 +329,8 @@ class Search:
     def _replay(self, best: RankedTrial) -> None:
         """Train by the best recipe on all training classes, and evaluate on the test split, unless that was done.
 
-        The first replay chooses the trial. Where it was interrupted, the next one goes on with that trial, though
-        another one may be better by then.
+        The first replay chooses the trial. After an interruption, the next replay continues with that trial, even if
+        another one is better by then.
         """
         from vicinal.training.recipes.recipe import Recipe
 
@@ -349,7 +349,7 @@ class Search:
             )
 
     def _chosen(self, best: RankedTrial) -> dict[str, Any]:
-        """The trial, its best epoch and its recipe that the first replay chose; those of now, if this is the first."""
+        """The trial, best epoch and recipe that the first replay chose; the current best if this is the first."""
         if not self.folder.replayed.is_file():
             recipe = RecipeFile.read(self.folder.best).values
             _write_json(self.folder.replayed, {"trial": best.number, "epoch": best.best.epoch, "recipe": recipe})

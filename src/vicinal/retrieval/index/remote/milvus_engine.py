@@ -167,12 +167,12 @@ class MilvusEngine(RemoteEngine):
     def replace(self, table: str, by: str) -> None:
         """The alias of a table is changed when the new collection is loaded and has its facts.
 
-        An index has two names for collections in turn. After a kill one may be left, which the next call drops.
+        The collections of an index alternate between two names. A killed call may leave one, which the next call drops.
         """
         first, second = _versions(table)
         with self._faults() as client:
             old = self._collection(client, table)
-            # An answer may be lost, and this be called again after the alias was changed.
+            # If an answer is lost, this is called again after the alias was changed.
             new = self._new_names.setdefault(by, second if old == first else first)
             self._rename(client, by, new)
             client.load_collection(new, timeout=self._seconds)
@@ -186,7 +186,7 @@ class MilvusEngine(RemoteEngine):
         del self._new_names[by]
 
     def _rename(self, client: Any, by: str, new: str) -> None:
-        """Give a collection and its facts a new name, unless it has that name already, since an answer was lost."""
+        """Give a collection and its facts a new name, unless an earlier call, whose answer was lost, did so."""
         if client.has_collection(by, timeout=self._seconds):
             if client.has_collection(new, timeout=self._seconds):
                 client.drop_collection(new, timeout=self._seconds)
@@ -284,7 +284,7 @@ class MilvusEngine(RemoteEngine):
         return self._source, self.place(table), kinds
 
     def _drop_deleted(self, source: str, own: str) -> None:
-        """Delete the images of a collection that are in another one no more."""
+        """Delete the images of a collection that are no longer in another one."""
         after = -1
         while len(ids := np.sort(self.page(own, after, MAX_BATCH, None, None, False).ids)):
             gone = np.setdiff1d(ids, self.fetch(source, ids, {}, False).ids)
@@ -460,7 +460,7 @@ class MilvusEngine(RemoteEngine):
 
 
 def _versions(table: str) -> tuple[str, str]:
-    """The names of the collections of an index that is built, in turn."""
+    """The two names that the collections of a rebuilt index alternate between."""
     return f"{table}_version_1", f"{table}_version_2"
 
 
@@ -470,7 +470,7 @@ def _of_generation(table: str, generation: str) -> str:
 
 
 def _version(record: Record) -> str:
-    """Tells the contents of the file of an image apart, as far as they are known."""
+    """Identifies the contents of the file of an image, as far as they are known."""
     return str(record.get("file_hash", ""))
 
 
@@ -501,7 +501,7 @@ def _fields(vectors: bool) -> list[str]:
 
 
 def _to_json(record: Record, kinds: Kinds) -> Record:
-    """The columns under their keys, and the numbers that texts say."""
+    """The columns under their keys, and the numbers in numeric texts."""
     values = {column_key(name): value for name, value in record.items()}
     for name, value in record.items():
         if kinds[name].kind == "string" and kinds[name].is_numeric and value != "":

@@ -16,15 +16,15 @@ from vicinal.data.condition_writer import ConditionWriter
 
 COLUMNS = "columns"  # the JSON field
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
-OWN = "x_"  # names that are not plain words begin so
-NUMBER = "x_number_"  # before the name of a column of texts: the numbers that they say
+OWN = "x_"  # prefix of the keys of names that are not plain words
+NUMBER = "x_number_"  # prefix of the key of a text column for the numbers in its texts
 FALSE = "id < 0"  # ids are positive
 MAX_FLOAT = 1.7976931348623157e308  # no column holds infinity
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})  # all that end a literal
 
 
 def column_key(name: str) -> str:
-    """The key of a column: its name if that is a plain word, else one that follows from it.
+    """The key of a column: its name if that is a plain word, else a key derived from it.
 
     Example:
         >>> column_key("price"), column_key('odd "name"]')
@@ -46,12 +46,12 @@ def quoted(text: str) -> str:
 
 
 def pattern(text: str) -> str:
-    """A text as part of a pattern of LIKE, in which it stands for itself."""
+    """A text escaped for use in a LIKE pattern."""
     return re.sub(r"([\\%_])", r"\\\1", text)
 
 
 class MilvusWriter(ConditionWriter[str]):
-    """Writes conditions as expressions; in Milvus Lite, % and _ of a pattern cannot stand for themselves."""
+    """Writes conditions as expressions; Milvus Lite cannot escape % and _ in a pattern."""
 
     def __init__(self, kinds: Mapping[str, ColumnKind], text: str, has_escapes: bool = True) -> None:
         super().__init__(kinds, text)

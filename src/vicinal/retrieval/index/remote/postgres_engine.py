@@ -55,7 +55,7 @@ from vicinal.retrieval.index.remote.postgres_sql import (  # noqa: E402
 )
 
 TRANSIENT_STATES = ("08", "53", "57P", "40001", "40P01", "25P03", "57014", "55P03", "23505")
-REFUSED_STATES = ("28", "3D")  # password, database: they do not pass
+REFUSED_STATES = ("28", "3D")  # password, database: not transient
 MISSING_STATES = ("42501", "42P01", "42703", "3F000")  # rights, a table, a column, a schema
 FACTS = "vicinal_indexes"  # the table with the facts of all indexes
 MAX_HALF_DIM, MAX_BIT_DIM, MAX_DIM = 4_000, 64_000, 16_000  # of pgvector's indexes and vectors
@@ -71,7 +71,7 @@ class PostgresConnections:
         self._own = threading.local()  # the connection of the transaction of a thread
 
     def close(self) -> None:
-        with suppress(IndexError):  # of which other threads take some meanwhile
+        with suppress(IndexError):  # other threads may take some meanwhile
             while True:
                 self._idle.pop().close()
 
@@ -106,7 +106,7 @@ class PostgresConnections:
                     _register(connection)
                 yield connection
             except BaseException:
-                if connection.broken:  # so are the others, if the server has ended
+                if connection.broken:  # the others are broken too if the server has stopped
                     self.close()
                 with suppress(psycopg.Error):
                     connection.close()
@@ -115,7 +115,7 @@ class PostgresConnections:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A block in which this thread has one connection, all of whose changes are made at its end, or none."""
+        """A block in which this thread has one connection, whose changes are all made at its end, or none."""
         try:
             with self.pinned() as connection, connection.transaction():
                 yield connection
@@ -222,7 +222,7 @@ class PostgresEngine(RemoteEngine):
             return super().change_facts(table, changes)
 
     def _lock_facts(self, connection: Any, table: str) -> None:
-        """Let the transactions that change an index follow one another: each begins with the row of its facts."""
+        """Serialize the transactions that change an index: each locks the row of its facts first."""
         query = sql.SQL("SELECT 1 FROM {} WHERE name = %s FOR UPDATE").format(self._table(FACTS))
         connection.execute(query, [table])
 
@@ -245,7 +245,7 @@ class PostgresEngine(RemoteEngine):
                 connection.execute(index_query(self._table(table), kind, dim))
 
     def _index_while_used(self, table: str, dim: int, kind: Kind) -> None:
-        """Build the database's index of a further column; that of a call that was killed is not valid, and dropped."""
+        """Build the database's index of a further column; an invalid one from a killed call is dropped."""
         digest = hashlib.sha256(f"{table} {self._vectors}".encode()).hexdigest()[:20]
         name = self._table(f"vicinal_{digest}")
         with self._connections.take() as connection:
@@ -559,7 +559,7 @@ class PostgresEngine(RemoteEngine):
 
 
 def _without_changed_codes(table: sql.Identifier, codes: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
-    """Delete the local features of the rows that get another vector, since they have another image then."""
+    """Delete the local features of the rows that get another vector, since their image has changed."""
     return sql.SQL(
         "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
     ).format(table, codes, vectors)

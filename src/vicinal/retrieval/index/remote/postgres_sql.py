@@ -83,7 +83,7 @@ def codes_column(encoder: str | None) -> str:
 def index_query(
     table: sql.Identifier, kind: Kind, dim: int, vectors: str = VECTOR, while_used: sql.Identifier | None = None
 ) -> sql.Composable:
-    """Build the index that makes a search fast, of this name if others change the table meanwhile."""
+    """Build the index for fast search; `while_used`: its name, if others change the table meanwhile."""
     column, operators, _, _ = _coarse(kind, dim, vectors)
     name = sql.SQL("") if while_used is None else sql.SQL("CONCURRENTLY {}").format(while_used)
     return sql.SQL("CREATE INDEX {} ON {} USING hnsw (({}) {}) WITH (m = {}, ef_construction = {})").format(

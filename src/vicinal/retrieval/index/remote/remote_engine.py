@@ -196,7 +196,7 @@ class RemoteEngine(ABC):
     # local features, which not every database stores
 
     def create_codes(self, table: str, encoder: str | None) -> None:
-        """Make room for codes of local features by an encoder; those of before are deleted."""
+        """Make room for codes of local features by an encoder; earlier codes are deleted."""
         raise InputError(NO_CODES)
 
     def write_codes(self, table: str, encoder: str | None, ids: Integers, codes: Sequence[bytes]) -> None:
@@ -247,7 +247,7 @@ class RemoteEngine(ABC):
     # calls
 
     def call(self, function: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-        """Call a method, and again after faults that may pass, with growing pauses."""
+        """Call a method, and retry it after transient faults, with growing pauses."""
         limit = self.timeout if self._is_connected else min(self.timeout, CONNECT_SECONDS)
         deadline, pause, attempts = time.monotonic() + limit, FIRST_PAUSE, 0
         while True:
@@ -273,7 +273,7 @@ def batch_rows(dim: int) -> int:
 
 
 def connect(url: EngineURL, timeout: float = RETRY_SECONDS) -> RemoteEngine:
-    """The engine of a URL; the server is asked when something is needed of it."""
+    """The engine of a URL; it connects to the server when it is first used."""
     if url.engine == "milvus":
         from vicinal.retrieval.index.remote.milvus_engine import MilvusEngine
 
@@ -284,7 +284,7 @@ def connect(url: EngineURL, timeout: float = RETRY_SECONDS) -> RemoteEngine:
 
 
 def sorted_neighbors(found: Sequence[Sequence[tuple[int, float]]], k: int) -> Neighbors:
-    """The neighbors of each query by the ids and scores that were found; -1 and minus infinity where they are fewer."""
+    """The neighbors of each query by the ids and scores that were found; -1 and minus infinity if fewer than k."""
     neighbors = Neighbors(np.full((len(found), k), -np.inf, np.float32), np.full((len(found), k), -1, np.int64))
     for row, each in enumerate(found):
         best = sorted(each, key=lambda match: (-match[1], match[0]))

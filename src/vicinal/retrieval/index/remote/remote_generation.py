@@ -19,9 +19,9 @@ OWN = ("generation", "dim", "model_fingerprint", "made_with", "calibration", "lo
 
 
 class RemoteGeneration:
-    """Vectors that may take the place of those of an index in a database, whose engine is used by them alone.
+    """Vectors that may replace those of an index in a database; the engine is used for them alone.
 
-    Images that are added meanwhile have none at first; an image that gets another vector in the index has none again.
+    Images that are added meanwhile have none at first; an image that gets another vector in the index loses its own.
     """
 
     def __init__(self, engine: RemoteEngine, table: str, present: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class RemoteGeneration:
                 yield ids, versions
 
     def fill(self, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
-        """Write vectors of images; an image whose present vector is another one by now stays without."""
+        """Write vectors of images, except those whose present vector has changed meanwhile."""
         rows = UnitVectors(vectors, "vector").block(0, len(ids)).cpu().numpy()
         self._call(self._engine.fill, self._present.get("generation"), ids, versions, rows)
 
@@ -109,7 +109,7 @@ class RemoteGeneration:
 
 
 def generation_name(*identity: object) -> str:
-    """The name of a generation, by what its vectors depend on.
+    """The name of a generation: a hash of what its vectors depend on.
 
     Example:
         >>> generation_name("8c1f0e6f2a7b9d34", 512)

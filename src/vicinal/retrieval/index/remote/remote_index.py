@@ -45,7 +45,7 @@ class RemoteIndex(ImageIndex):
     interrupted call may be repeated. It is a number of 63 bits: among a billion images the chance that any two have
     the same is 5 percent, among a hundred million 0.05; PostgreSQL and Milvus keep the later of the two then.
 
-    All methods of :class:`~vicinal.Index` are there, but it is changed at once and needs no saving. Faults of the
+    It has all methods of :class:`~vicinal.Index`, but changes are immediate and need no saving. Faults of the
     connection are retried with growing pauses; if it is lost for too long, what was written stays, and the call may be
     repeated. Images have other ids after their folder was moved. An index of refined embeddings is kept in a folder
     only.
@@ -284,7 +284,7 @@ class RemoteIndex(ImageIndex):
     ) -> RemoteIndex:
         """Build an index of all vectors; until it is complete, it has another name, and an old one is searched.
 
-        If the call is interrupted, the next one with the same vectors goes on where it was.
+        If the call is interrupted, the next one with the same vectors continues where it stopped.
 
         Args:
             vectors: float [n, dim].
@@ -329,7 +329,7 @@ class RemoteIndex(ImageIndex):
 
     @classmethod
     def _begun(cls, engine: RemoteEngine, facts: dict[str, Any]) -> tuple[RemoteIndex, bool]:
-        """An index to be built, and whether an interrupted call with the same facts has begun to."""
+        """An index to be built, and whether an interrupted call with the same facts began to build it."""
         table = engine.url.table + UNFINISHED
         before = engine.call(engine.read_facts, table)
         goes_on = before is not None and {**before, "columns": {}} == facts

@@ -36,8 +36,8 @@ CONTINUE = "repeat the call, it goes on from there: images written before stay, 
 class RemoteFacts:
     """The facts of an index, which other processes may change: `values` as they are now or were some seconds ago.
 
-    `read` asks the database for them; `write` changes some, of which None removes one, and returns all. Both return
-    None if the index is not there. The lock is to be held while the facts are changed.
+    `read` asks the database for them; `write` changes some, removes those that are None, and returns all. Both
+    return None if the index does not exist. Hold the lock while the facts are changed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RemoteFacts:
         self.accept(values)
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Take the facts of before changes that were undone, until they are read again."""
+        """Take the facts from before changes that were undone, until they are read again."""
         with self.lock:
             self.values, self._time = dict(values), -math.inf
 
@@ -114,7 +114,7 @@ class RemoteTable:
         return int(self.facts.values["dim"])
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the database about this table, and again after faults that may pass."""
+        """Call a method of the database for this table, and retry it after transient faults."""
         self._check()
         return self.engine.call(function, self.name, *arguments)
 
@@ -186,7 +186,7 @@ class RemoteTable:
         return ids
 
     def _different(self, batch: Rows, kinds: Kinds) -> Rows:
-        """The rows of a batch that are not in the table as they are."""
+        """The rows of a batch that are not in the table, or are different there."""
         stored = self.call(self.engine.fetch, batch.ids, kinds, True)
         known = {number: row for row, number in enumerate(stored.ids.tolist())}
         assert batch.vectors is not None
@@ -237,10 +237,10 @@ class RemoteTable:
 
 
 def derived_ids(frame: pd.DataFrame, vectors: Floats, records: Sequence[Record], times: dict[bytes, int]) -> Integers:
-    """The ids of images, int64 [n]: numbers of 63 bits that follow from path and bounding box.
+    """The ids of images, int64 [n]: 63-bit numbers that are derived from path and bounding box.
 
-    The same image has the same id in every call and on every machine. Rows without a path have ids that follow from
-    their columns and their vector; the second of two equal rows has another one than the first, counted by `times`.
+    The same image has the same id in every call and on every machine. Rows without a path have ids that are derived
+    from their columns and their vector; equal rows have different ids, which `times` counts.
     """
     has_path = frame["path"].notna().tolist() if "path" in frame else [False] * len(frame)
     keys: list[str] = image_keys(frame) if "path" in frame else [""] * len(frame)
