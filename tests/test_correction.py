@@ -186,7 +186,7 @@ def test_class_logits_are_those_without_margin() -> None:
 
 def test_bad_input() -> None:
     for loss, message in (
-        (MultiSimilarityLoss(), "loss must have class probabilities, as CrossEntropyLoss, not MultiSimilarityLoss"),
+        (MultiSimilarityLoss(), "loss must have class probabilities, like CrossEntropyLoss, not MultiSimilarityLoss"),
         (CenterContrastiveLoss(label_smoothing=0), "CenterContrastiveLoss is not only the likelihood of a softmax"),
         (CenterLoss(), "CenterLoss is not only the likelihood"),
         (SoftTripleLoss(), "SoftTripleLoss is not only the likelihood"),
@@ -208,13 +208,13 @@ def test_bad_input() -> None:
     lacks = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     for matrix, message in (
         (torch.ones(3), r"a transition matrix is \[classes, classes\], not \[3\]"),
-        (torch.eye(3), "the transition matrix is of 3 classes, and the loss of 4"),
+        (torch.eye(3), "the transition matrix has 3 classes, and the loss 4"),
         (torch.eye(4) * 0.9, "transition matrix: row 0 is not a distribution, numbers of at least 0 that sum to 1"),
         (torch.eye(4) * math.nan, "row 0 is not a distribution"),
         (torch.tensor([[1.5, -0.5], [0, 1]]), "row 0 is not a distribution"),
         (lacks, "no class has the label 1; column 1 is 0"),
     ):
-        loss = ForwardCorrection(NormSoftmaxLoss(4 if "of 4" in message or len(matrix) == 4 else len(matrix), 5))
+        loss = ForwardCorrection(NormSoftmaxLoss(4 if "loss 4" in message or len(matrix) == 4 else len(matrix), 5))
         refused_call(message, loss.set_transition, matrix)
     refused_call(r"takes probabilities \[images, classes\], not \[0, 3\]", estimate_transition, torch.zeros(0, 3))
     with pytest.raises(InputError, match="probabilities: row 1 is not a distribution"):

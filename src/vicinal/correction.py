@@ -93,17 +93,17 @@ class ForwardCorrection(Loss):
         self.transition = _checked_matrix(matrix, self.loss.num_classes).float()
 
     def value(self, source: PairSource) -> Tensor:
-        anchors = self.loss._anchors(source)
+        anchors = self.loss._check_source(source)
         if not len(anchors):
             return self.loss.value(source)
         if self.noise_rate is not None:
-            return self.loss._mean_against(self.loss._created(), anchors, self._uniform_values)
+            return self.loss._mean_with_centers(self.loss._require_centers(), anchors, self._uniform_values)
         return self._matrix_values(anchors).mean()
 
     def _anchor_values(self, source: PairSource) -> Tensor:
         if self.noise_rate is not None:
             return self.loss._values_of_rows(source, self._uniform_values)
-        return self._matrix_values(self.loss._anchors(source)).detach()
+        return self._matrix_values(self.loss._check_source(source)).detach()
 
     def _uniform_values(self, rows: CenterRows) -> Tensor:
         """The corrected value of each anchor, from the uncorrected one, -log p_y."""
@@ -123,7 +123,7 @@ class ForwardCorrection(Loss):
     def _matrix_values(self, anchors: PairSource) -> Tensor:
         """The corrected value of each anchor, from the logits of all classes."""
         loss, labels, matrix = self.loss, self.loss._labels(anchors).long(), self._matrix(anchors)
-        centers = loss._class_centers(loss._created())
+        centers = loss._class_centers(loss._require_centers())
         similarity, logits = dense_logits(anchors.anchors, centers, *centers.parameters(anchors.anchors.dtype))
         own = torch.take_along_dim(similarity, labels[:, None, None], dim=1)[:, 0] / loss.scale
         logits = logits.scatter(1, labels[:, None], loss.positive_logit(own)[:, None])
@@ -184,7 +184,7 @@ def _check_loss(loss: object) -> None:
     """Raise InputError unless a loss is the negative log-likelihood of a softmax over all classes."""
     if not isinstance(loss, CenterSoftmaxLoss):
         raise InputError(
-            f"ForwardCorrection: loss must have class probabilities, as CrossEntropyLoss, not {shown(loss)}"
+            f"ForwardCorrection: loss must have class probabilities, like CrossEntropyLoss, not {shown(loss)}"
         )
     name = type(loss).__name__
     for method in ("row_values", "mean_value"):
@@ -211,7 +211,7 @@ def _checked_matrix(matrix: Tensor, num_classes: int | None) -> Tensor:
 
 def _checked_size(matrix: Tensor, num_classes: int | None) -> Tensor:
     if num_classes not in (None, len(matrix)):
-        raise InputError(f"the transition matrix is of {len(matrix)} classes, and the loss of {num_classes}")
+        raise InputError(f"the transition matrix has {len(matrix)} classes, and the loss {num_classes}")
     return matrix
 
 

@@ -36,7 +36,7 @@ def vectors(path: Path) -> None:
     np.save(path, np.eye(4, dtype=np.float32))
 
 
-NOT_WHOLE = "v.npy: not a whole .npy file of numbers ("
+NOT_WHOLE = "v.npy: not a complete .npy file of numbers ("
 UNKNOWN = "not an image of a known format (JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM, TGA, JPEG2000, AVIF)"
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40)

@@ -47,7 +47,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     (args(pretrained_cfg={"url": "http://127.0.0.1:9/x.pth", "file": "gadget.pt"}), RESERVED),
     *((args(**{key: "os.system"}), RESERVED) for key in RESERVED_KEYS),
     *(({"backbone": name}, "is not the name of a timm model") for name in ("hf_hub:a/b", "../x", "a/b", "", "x\ny")),
-    ({"backbone": "resnet18.a1_in1k"}, "it does not go with config.json"),
+    ({"backbone": "resnet18.a1_in1k"}, "it does not match config.json"),
     ({"pooling": "gem", "p": 1e19}, "GeM pooling: p is 1e+19; it must be a finite number from 0.001 to 10,000"),
     ({"pooling": "gem", "p": float("inf")}, "GeM pooling: p is inf; it must be a"),
     ({"pooling": "gem", "p": 10**400}, "GeM pooling: p is 1000"),

@@ -64,7 +64,7 @@ CASES = [
     ("data: {fractions: {train: null}}\n", "must be a mapping, each value a number"),
     ('epochs: "\\e[2J"\n', "epochs = "),
     ("loss: [TripletLoss]\n", UNKNOWN),
-    ("optimizer:\n  lr_factors.head: 2\n", "a key with dots is written whole, at the top of the file"),
+    ("optimizer:\n  lr_factors.head: 2\n", "write a key with dots in full, at the top of the file"),
     ("epochs: 010\n", "epochs = 010 must be an integer"),
     ("loss:\n class_path: SiMix\n init_args:\n  loss:\n   class_path: MarginLoss\n   init_args: {margin: .inf}\n",
      "recipe.yaml:6: MarginLoss: margin = inf must"),

@@ -56,8 +56,8 @@ def test_a_table_of_rates_and_other_things(embeddings: Path, tmp_path: Path, cap
 def test_nothing_is_kept_without_a_place(embeddings: Path, capsys) -> None:
     assert main(["calibrate", str(embeddings), "--false_accept_rate", "0.001"]) == 0
     messages = capsys.readouterr().err
-    assert "the calibration is not kept: give --index FOLDER or --out FILE.json" in messages
-    assert "less than one of 180 queries" in messages
+    assert "calibration not stored; give --index FOLDER or --out FILE.json" in messages
+    assert "less than one in 180 queries" in messages
     assert "no such folder" in refused(capsys, "calibrate", embeddings, "--images", "digits", "--model", "m")
 
 

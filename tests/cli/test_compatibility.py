@@ -61,13 +61,13 @@ def test_invalid_input_is_one_line(files: Path, capsys: pytest.CaptureFixture[st
     run(files, "adapt ~/old.parquet ~/new.parquet --out ~/a.safetensors")
     for words, message in (
         ("adapt ~/old.parquet ~/new.parquet --out ~/x.npy", "ending in .safetensors"),
-        ("adapt ~/old.parquet ~/new.parquet --out ~/x.safetensors --alpha 2", "--alpha is about ridge"),
+        ("adapt ~/old.parquet ~/new.parquet --out ~/x.safetensors --alpha 2", "--alpha is for ridge"),
         ("adapt ~/old.parquet ~/none.parquet --out ~/x.safetensors", "none.parquet"),
         ("embed ~/new.parquet --adapter ~/a.safetensors --out ~/y.parquet", "maps embeddings of fingerprint of old"),
         ("embed ~/new.parquet --adapter ~/none.safetensors --out ~/y.parquet", "none.safetensors: no such file"),
         ("embed ~/old.parquet --adapter ~/a.safetensors --shard 1/2 --out ~/y", "--adapter maps the embeddings of one"),
         ("evaluate ~/old.parquet ~/new.parquet --adapter ~/a.safetensors", "give --cross too"),
-        ("evaluate ~/old.parquet --cross", "--cross is about two sources"),
+        ("evaluate ~/old.parquet --cross", "--cross needs two sources"),
         ("evaluate ~/old.parquet ~/new.parquet --cross --compare", "--compare cannot be combined with --cross"),
         ("evaluate ~/old.parquet ~/new.parquet --cross --tolerance 2", "--tolerance 2 must be from 0 to 1"),
         ("evaluate ~/new.parquet ~/old.parquet --cross --adapter ~/a.safetensors", "and these are of fingerprint"),

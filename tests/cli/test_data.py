@@ -39,7 +39,7 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
     shutil.copy(folder / "class3" / "4.png", folder / "class4" / "copy.png")
     assert main(["data", str(folder)]) == 0
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"{folder}: left out files of formats that are not read: 1 .heic; HEIC needs the")
+    assert captured.err.startswith(f"{folder}: left out files of unsupported formats: 1 .heic; HEIC needs the")
     assert len(captured.err.splitlines()) == 1
     statistics, _, unreadable, duplicates = re.split(r"\n\n|\n(?=4 images)", captured.out.rstrip())
     assert statistics.splitlines()[-1].split()[:3] == ["all", "51", "8"]
@@ -47,7 +47,7 @@ def test_it_reports_files_that_are_broken_missing_unknown_or_duplicates(photos: 
     reasons = [line.split(": ", 1)[1][:20] for line in unreadable.splitlines()[1:]]
     assert reasons == ["not an image of a kn", "no such file", "too many levels of s"]
     assert duplicates.splitlines() == [
-        "4 images have the content of another (2 groups, 1 with different labels):",
+        "4 images have the same content as another (2 groups, 1 with different labels):",
         f"  {folder}/class3/3.png, {folder}/class3/copy.png",
         f"  {folder}/class3/4.png, {folder}/class4/copy.png",
         "1 other file left out: 1 .heic",

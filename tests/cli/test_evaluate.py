@@ -86,9 +86,9 @@ def test_open_set_identification_has_intervals_and_needs_a_calibration(tmp_path:
     assert rows["closed_set_accuracy"]["value"] > 0.8
     assert rows["new_F1"]["value"] > 0.5
     for flags, message in (
-        (["--calibration", "c.json"], "calibration is about open_set"),
+        (["--calibration", "c.json"], "calibration is for open_set"),
         (["--open_set", "--known_fraction", "1"], "known_fraction = 1.0 is invalid"),
-        (["--open_set", "--rerank", "contextual"], "--open_set is about embeddings without re-ranking"),
+        (["--open_set", "--rerank", "contextual"], "--open_set is for embeddings without re-ranking"),
         (["--open_set", "--calibration", "lost.json"], "lost.json"),
     ):
         said = refused(capsys, "evaluate", file, *flags)

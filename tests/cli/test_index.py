@@ -45,12 +45,12 @@ def test_an_index_from_vectors_is_listed_and_changed(tmp_path: Path, capsys) -> 
     output(capsys, "index", "add", index, tmp_path / "v.parquet")
     assert [row["path"] for row in listed(capsys, index)] == ["/shop/a/1.png", "/shop/b/1.png", "/shop/a/2.png"]
     output(capsys, "index", "delete", index, "/shop/a/", "2")
-    assert refused(capsys, "index", "delete", index, "/shop/c.png").endswith("nor one in a folder of this name")
+    assert refused(capsys, "index", "delete", index, "/shop/c.png").endswith("and no images in such a folder")
     assert output(capsys, "index", "list", index, "--where", "price > 30").splitlines() == ["id,path,price"]
     output(capsys, "index", "delete", index, "--where", "price > 0")
     assert output(capsys, "index", "list", index).splitlines() == ["id,path,price"]
     message = refused(capsys, "index", "build", index, tmp_path / "v.parquet")
-    assert "is an index already; `vicinal index add` or `sync` adds images to it, --overwrite replaces it" in message
+    assert "is already an index; `vicinal index add` or `sync` adds images to it, --overwrite replaces it" in message
     output(capsys, "index", "build", index, tmp_path / "v.parquet", "--overwrite")
     assert len(listed(capsys, index)) == 3
     (tmp_path / "moved" / "a").mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_columns_are_named_once_for_training_too(shop: Path, tmp_path: Path, cap
     assert len(listed(capsys, tmp_path / "index", "--where", "product == 'class1'")) == 6
     counted = output(capsys, "data", table, *columns, "--where", "product == 'class1' and price < 8", "--json")
     assert json.loads(counted)["num_images"] == 2
-    assert "no row fulfills price > 99" in refused(capsys, "data", table, *columns, "--where", "price > 99")
+    assert "no row matches price > 99" in refused(capsys, "data", table, *columns, "--where", "price > 99")
 
 
 def test_shorter_vectors_in_a_smaller_index(run: Path, photos: Path, tmp_path: Path, capsys) -> None:

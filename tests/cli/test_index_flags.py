@@ -49,10 +49,10 @@ def test_a_model_with_whitening_that_is_lost_or_changed(photos: Path, tmp_path: 
     for words in (search, ["index", "add", index, photos / "class0"]):
         assert f"--model {model} --whitening {whitening} gave embeddings of the model" in refused(capsys, *words)
     shutil.rmtree(model)
-    assert f"built with --model {model}, which is not there; say where it is: --model" in refused(capsys, *search)
+    assert f"built with --model {model}, which is not found; give its path: --model" in refused(capsys, *search)
     save_model(0)
     whitening.rename(tmp_path / "moved.safetensors")
-    assert f"--whitening {whitening}, which is not there" in refused(capsys, *search)
+    assert f"--whitening {whitening}, which is not found" in refused(capsys, *search)
     output(capsys, *search, "--whitening", tmp_path / "moved.safetensors")
     assert len(Index.load(index)) == 48
 

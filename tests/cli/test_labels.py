@@ -50,7 +50,7 @@ def test_a_calibration_needs_them_in_the_order_of_the_embeddings(folder: Path, c
     output(capsys, "evaluate", "x.npy", *LABELS)  # the same files, which have been moved
     frame = pd.read_csv("y.csv")
     pd.concat([frame[1:], frame[:1]]).to_csv("y.csv", index=False)
-    message = "y.csv: row 0 is of 1.jpg, but its embedding in x.npy of 0.jpg; put the rows"
+    message = "y.csv: row 0 is 1.jpg, but its embedding in x.npy is of 0.jpg; put the rows"
     assert message in refused(capsys, "evaluate", "x.npy", *LABELS)
 
 
@@ -69,7 +69,7 @@ def test_what_they_cannot_be_given_to(capsys) -> None:
     for words, message in (
         ("clean digits --labels y.csv --model timm/resnet50", "--labels is for files of embeddings, and digits is"),
         ("index sync i digits --labels y.csv --model timm/resnet50", "files of embeddings, and digits is not one"),
-        ("embed --merge . --out z.npy --labels y.csv", "--labels is the table of one file of embeddings; merge"),
+        ("embed --merge . --out z.npy --labels y.csv", "--labels is for one file of embeddings; merge"),
         ("whiten x.npy --labels z.csv --out w.safetensors", "z.csv: no such file"),
         ("refine --embeddings x.npy --labels z.csv --out r", "z.csv: no such file"),
     ):

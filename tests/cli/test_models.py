@@ -35,7 +35,7 @@ def test_the_speed_is_measured_if_asked_for(capsys, monkeypatch: pytest.MonkeyPa
     words = ["models", "--filter", "test_vit.", "--measure", "--batch_size", "2", "--device", "cpu"]
     assert all(each["images_per_second"] > 0 for each in json.loads(output(capsys, *words, "--json")))
     assert output(capsys, *words).splitlines()[0].endswith("images/s")
-    assert "--batch_size is about measuring; give --measure too" in refused(capsys, "models", "--batch_size", "2")
+    assert "--batch_size is for measuring; give --measure too" in refused(capsys, "models", "--batch_size", "2")
 
 
 def test_names_without_and_with_a_filter(capsys: pytest.CaptureFixture[str]) -> None:

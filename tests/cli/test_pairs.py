@@ -61,8 +61,8 @@ def test_bad_lists_are_told(embeddings: tuple[Path, np.ndarray], tmp_path: Path,
         ("a,b,same\n0.png,1.png,1\n0.png,99.png,0\n", [source], "99.png is not among the 40 images"),
         ("a,b,same\n0,1,1\n0,99,0\n", [source], "p.csv, line 3: 99 is not among the 40 images"),
         ("a,b,same\n", [source], "a header and no rows"),
-        ("a,b,same\n0.png,1.png,1\n", [], "--pairs needs a source that holds the images, or --model"),
-        ("a,b,same\n0.png,1.png,1\n", [source, "--compare"], "--compare is about rankings"),
+        ("a,b,same\n0.png,1.png,1\n", [], "--pairs needs a source with the images, or --model"),
+        ("a,b,same\n0.png,1.png,1\n", [source, "--compare"], "--compare is for rankings"),
     ):
         (tmp_path / "p.csv").write_text(text)
         assert message in refused(capsys, "evaluate", *words, "--pairs", tmp_path / "p.csv")

@@ -63,5 +63,5 @@ def test_stored_embeddings_have_no_local_features(index: Path, run: Path, tmp_pa
     for words in (["search", index, tmp_path / "v.npy", "--rerank", "local"],
                   ["index", "build", tmp_path / "index", tmp_path / "v.npy", "--local"]):  # fmt: skip
         error = refused(capsys, *words)
-        assert "local features come from images and a model of a timm backbone, not from stored embeddings" in error
+        assert "local features need images and a model with a timm backbone, not stored embeddings" in error
     assert not (tmp_path / "index").exists()

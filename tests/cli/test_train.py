@@ -25,7 +25,7 @@ def test_refine_prints_the_model_and_evaluate_finds_the_logged_metrics(tmp_path:
     result = json.loads(output(capsys, "evaluate", embeddings, "--split", "val", "--refiner", out, "--json"))
     plain, refined = metrics_in(result), metrics_in(result, "refined")
     changes = [f"{name} {plain[name]:.2%} -> {refined[name]:.2%}" for name in ("mAP@R", "recall@1")]
-    assert f"on 8 classes not trained on: {', '.join(changes)}" in printed.err.splitlines()
+    assert f"on 8 unseen classes: {', '.join(changes)}" in printed.err.splitlines()
     log = pd.read_csv(out / "metrics.csv")
     best = log.iloc[log["mAP@R"].idxmax()]
     for metrics, line in ((plain, log.iloc[0]), (refined, best)):
@@ -39,7 +39,7 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
         assert main(["refine", "--embeddings", str(embeddings), *TINY, "--out", str(out), *more]) == 1
         printed = capsys.readouterr()
         message = printed.err.splitlines()[-1]
-        assert "refine: error: the refiner does not help on classes not trained on: no epoch had a higher" in message
+        assert "refine: error: the refiner does not help on unseen classes: no epoch had a higher" in message
         assert "mAP@R than the 100.00% of the embeddings themselves" in message
         assert (printed.err.count("error"), printed.out) == (1, "")
     assert not (out / "model").exists()

@@ -52,5 +52,5 @@ def test_other_files_and_models_that_have_weights(weights: Path, photos: Path, t
         assert f"{model} has its own weights; weights is for backbones, such as --model timm/resnet50" in error
     output(capsys, "embed", photos, "--model", tmp_path / "model", "--out", tmp_path / "v.npy")
     error = refused(capsys, "evaluate", tmp_path / "v.npy", "--weights", weights)
-    assert "holds embeddings already; leave out --weights" in error
+    assert "already holds embeddings; leave out --weights" in error
     assert "leave out --model" in refused(capsys, "evaluate", "--images", photos, NAME, "--model", NAME)

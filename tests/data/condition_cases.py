@@ -91,6 +91,6 @@ WRONG = {
     "day < 3": "column 'day' holds texts that are not numbers",
     "label == '7'": "column 'label' is a number and '7' a text",
     "price": "column 'price' is not boolean",
-    "'a' in price": "`in` takes a column",
+    "'a' in price": "`in` needs a column",
     "import os": "cannot be parsed",
 }

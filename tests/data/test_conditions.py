@@ -39,7 +39,7 @@ def test_anything_else_is_an_error_of_one_line() -> None:
         ("price <", "cannot be parsed"),
         ("`unit cost` < 3", "no column 'unit cost'"),
         ("1 < 2", "but neither is a column"),
-        ("price == None", "is found by `column is None`"),
+        ("price == None", "test for a missing value by `column is None`"),
         ("price is 3", "use =="),
         ("price in []", "one value or more"),
         ("price + 1 < 3", r"price \+ 1 is neither"),

@@ -91,7 +91,7 @@ def test_bad_lists(root: Path) -> None:
     for lines, message in (
         (["a/1.jpg"], r"list\.csv, line 1: 1 fields where there must be 2"),
         (["a/1.jpg,one"], r"list\.csv, line 1: 'one' is not an integer"),
-        (cub_rows(1) + cub_rows(1), r"list\.csv, line 6: /data/.*Bird_1_0000\.jpg is there twice, first in line 1"),
+        (cub_rows(1) + cub_rows(1), r"list\.csv, line 6: /data/.*Bird_1_0000\.jpg appears twice, first in line 1"),
         (cub_rows(1, 101), r"5 of 10 images are not in the training split: /data/.*/101\.Bird_101/Bird_101_0000\.jpg"),
         ([], r"list\.csv: names no image"),
     ):
@@ -141,6 +141,6 @@ def test_datasets_that_cannot_be_used(source: str) -> None:
 
 
 def test_settings_of_a_division_without_a_division() -> None:
-    with pytest.raises(InputError, match=r"data\.order = in_order must be random without data\.fractions"):
+    with pytest.raises(InputError, match=r"data\.order = in_order must be random unless data\.fractions"):
         DataSettings(order="in_order", classes={"train": ["a"]})
     refused_call(r"data\.redivide = true needs data\.fractions, data\.classes or", DataSettings, redivide=True)

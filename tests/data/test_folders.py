@@ -88,7 +88,7 @@ def test_files_of_other_image_formats_are_counted(tmp_path: Path, capsys: pytest
     assert len(Table.from_folder(tmp_path)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        f"{tmp_path}: left out files of formats that are not read: 2 .heic, 1 .mov; HEIC needs the package "
+        f"{tmp_path}: left out files of unsupported formats: 2 .heic, 1 .mov; HEIC needs the package "
         "pillow-heif: pip install 'vicinal[heif]', or convert to JPEG"
     )
 

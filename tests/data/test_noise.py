@@ -189,9 +189,9 @@ def test_fractions_out_of_range(add) -> None:
 def test_noise_that_cannot_be_added() -> None:
     for settings, seed, message in (
         ({"random_labels": 0.1}, -1, "seed is -1; it must not be negative"),
-        ({"random_labels": 0.1, "classes": 0.2}, 0, "random labels take two training classes or more; there is only"),
+        ({"random_labels": 0.1, "classes": 0.2}, 0, "random labels need two training classes or more; there is only"),
         ({"confusions": "nowhere.csv", "confused_labels": 0.1}, 0, "nowhere.csv: no such file"),
-        ({"open_set_labels": 1.0}, 0, r"a fraction of 1.0 dissolves all training classes \(5\); take less, so that"),
+        ({"open_set_labels": 1.0}, 0, r"a fraction of 1.0 dissolves all training classes \(5\); use less, so that"),
     ):
         refused_call(message, add_noise, animals(), NoiseSettings(**settings), seed)
 

@@ -99,13 +99,13 @@ def test_split_classes_drops_classes_without_a_split(capsys: pytest.CaptureFixtu
 def test_invalid_splits() -> None:
     for arguments, message in (
         ({"fractions": {"train": 0.8, "test": 0.3}}, "fractions are train 0.8, test 0.3; each must be above 0"),
-        ({"fractions": {"train": 0.9, "val": 0.01}}, "a fraction of 0.01 of 3 classes leaves val without any"),
+        ({"fractions": {"train": 0.9, "val": 0.01}}, "a fraction of 0.01 of 3 classes leaves val empty"),
         ({"fractions": {"dev": 0.5}}, "split 'dev': the splits are train, val and test"),
         ({"classes": {"train": ["zebra"]}}, "train: no class 'zebra'; there are a, b, c"),
         ({"classes": {"train": ["a"], "test": ["a"]}}, "class 'a' is listed for train and test"),
         ({"column": "part"}, "the table has no column 'part'"),
         ({"classes": {"train": ["x"], "test": ["y"]}, "column": "fold"}, "class 'a' would be in train and test"),
-        ({"fractions": {"train": 1}, "classes": {"train": ["a"]}}, "either fractions or classes, or a column"),
+        ({"fractions": {"train": 1}, "classes": {"train": ["a"]}}, "one of fractions and classes, or a column"),
     ):
         table = Table(pd.DataFrame({"label": ["a", "b", "c", "a"], "fold": ["x", "y", "x", "y"]}))
         refused_call(message, table.split_classes, **arguments)

@@ -35,7 +35,7 @@ def test_mistakes_in_csv_are_named_with_file_and_line(tmp_path: Path) -> None:
         ("path,label\na.png,cat\nb.png\n", r"line 3: 1 fields where the header has 2 \(path, label\)"),
         ('path,label\n"a\n.png",cat\nb.png\n', "line 4: 1 fields"),
         ("path,label\na.png,cat\nb.png,\n", "line 3 has no label"),
-        ("path,path,label\na.png,b.png,cat\n", "column 'path' is there twice"),
+        ("path,path,label\na.png,b.png,cat\n", "column 'path' appears twice"),
         ("", "empty file; the first line names the columns"),
         ("path,label\n", "a header and no rows"),
         ('path,label\na.png,"cat\n', "line 2: the last field begins with a quotation mark that is never closed"),
@@ -67,7 +67,7 @@ def test_parquet_of_anyone(tmp_path: Path) -> None:
 
 def test_parquet_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
-    refused_call(r"t\.parquet: not a Parquet file that can be read", Table.from_parquet, tmp_path / "t.parquet")
+    refused_call(r"t\.parquet: not a readable Parquet file", Table.from_parquet, tmp_path / "t.parquet")
     pd.DataFrame({"path": [], "label": []}).to_parquet(tmp_path / "none.parquet")
     refused_call(r"none\.parquet: a table without rows", Table.from_parquet, tmp_path / "none.parquet")
 
@@ -78,7 +78,7 @@ def test_parquet_columns_that_cannot_be_read(tmp_path: Path) -> None:
     far_away = pa.array([0, 2**31 - 1], pa.date32())
     for column in (no_text, far_away):
         pq.write_table(pa.table({"path": ["a.png", "b.png"], "label": column}), tmp_path / "t.parquet")
-        refused_call(r"t\.parquet: not a Parquet file that can be read", Table.from_parquet, tmp_path / "t.parquet")
+        refused_call(r"t\.parquet: not a readable Parquet file", Table.from_parquet, tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("mixed", [["a", 1], [2**70, 1], [1j, 2j], [object(), 1], pd.arrays.SparseArray([0, 1])])

@@ -165,7 +165,7 @@ def test_bad_lists_of_positives() -> None:
     with pytest.raises(InputError, match="no column 'positives'; listed positives need image_id, positives, is_query"):
         evaluate_listed_positives(vectors, Table(frame.drop(columns="positives")))
     for positives, message in (
-        ("", f"row {row}: the query {name} has no positives; every query needs some there"),
+        ("", f"row {row}: the query {name} has no positives; every query needs some in it"),
         (name, f"row {row}: the query {name} has the positive '{name}', not in the gallery"),
     ):
         changed = frame["positives"].where(frame.index != row, positives)

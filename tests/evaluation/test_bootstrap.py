@@ -71,7 +71,7 @@ def test_bad_input() -> None:
         confidence_intervals(evaluation, Table(pd.DataFrame(index=range(len(labels)))))
     with pytest.raises(InputError, match=r"1 of the classes have a score; .* at least two"):
         confidence_intervals(evaluation, table_of(np.zeros(len(labels), dtype=int)))
-    with pytest.raises(InputError, match="confidence intervals need scores of single queries"):
+    with pytest.raises(InputError, match="confidence intervals need per-query scores"):
         confidence_intervals(dataclasses.replace(evaluation, per_query={}), table_of(labels))
 
 

@@ -79,7 +79,7 @@ def test_three_models_have_a_row_each(compared: ResultsTable) -> None:
 def test_bad_input(evaluations, table) -> None:
     refused_call("1 models to compare; give at least two", compare_models, {"old": evaluations["old"]}, table)
     half = evaluate(np.eye(75), table.take(np.arange(75)))
-    with pytest.raises(InputError, match="half against old: the two evaluations have other queries"):
+    with pytest.raises(InputError, match="half against old: the two evaluations have different queries"):
         compare_models({"old": evaluations["old"], "half": half}, table)
     refused_call("groups by shop need the table", tabulate, half, group_by="shop")
 

@@ -88,7 +88,7 @@ def test_the_tiles_are_divided_evenly() -> None:
         rows = divisions[0].tile_rows(4096, queries)
         assert 64 <= rows <= 4096
         tops = range(0, queries, rows)
-        own = [division.own(tops) for division in divisions]
+        own = [division.local_tops(tops) for division in divisions]
         assert sorted(top for each in own for top in each) == list(tops)
         entries = [sum(each) for each in own]  # of the half of a symmetric product
         assert max(entries) < 1.35 * min(entries) + rows * len(tops)

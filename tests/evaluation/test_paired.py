@@ -92,7 +92,7 @@ def test_bad_input() -> None:
     labels, per_query = gapped_scores(0)
     evaluation, table = scored(**per_query), table_of(labels)
     for other in (scored(mAP=np.ones(4)), scored(np.roll(np.arange(len(labels)), 1), **per_query)):
-        with pytest.raises(InputError, match="have other queries"):
+        with pytest.raises(InputError, match="have different queries"):
             paired_differences(evaluation, other, table)
     changed = {"mAP": per_query["mAP"].copy()}
     changed["mAP"][~np.isnan(changed["mAP"])] = np.nan

@@ -37,7 +37,7 @@ def sampled(loss: CenterSoftmaxLoss, batch: Batch) -> Tensor:
 def test_value_and_gradients_are_those_of_the_sample(case: str) -> None:
     batch, loss = batch_of(), made(case)
     value, by_x, grad_centers = value_and_gradients(loss, batch, [loss.centers])
-    ids = made(case)._sampled(PairSource.from_batch(*batch[:2]))
+    ids = made(case)._sample_classes(PairSource.from_batch(*batch[:2]))
     assert len(ids) == 10
     assert set(batch.labels.tolist()) <= set(ids.tolist())
     smaller = CASES[case].loss(10, DIM).double()
@@ -78,7 +78,7 @@ def test_others_are_drawn_evenly() -> None:
     loss, batch = NormSoftmaxLoss(CLASSES, DIM, sample_rate=0.25).double(), PairSource.from_batch(*batch_of()[:2])
     counts = torch.zeros(CLASSES)
     for _ in range(500):
-        counts[loss._sampled(batch)] += 1
+        counts[loss._sample_classes(batch)] += 1
         loss.calls += 1
     own = torch.tensor([3, 39, 0, 17, 21])
     assert (counts[own] == 500).all()

@@ -132,7 +132,7 @@ def test_unknown_backbones():
     for name, message in (
         ("resnet5", r"no model 'resnet5'; nearest: .*resnet50"),
         ("qqqqqqqq", "timm.list_models"),
-        ("resnet50.nope", r"resnet50 has no weights 'nope'; there are: .*a1_in1k"),
+        ("resnet50.nope", r"resnet50 has no weights 'nope'; available: .*a1_in1k"),
     ):
         refused_call(message, create_backbone, name, False)
 

@@ -211,9 +211,9 @@ def written(name, change_bytes):
         *((partial(change, **values), message) for values, message in HOSTILE_CONFIGS),
         *((written("config.json", lambda _, text=text: text), r"config\.json") for text in OTHER_CONFIGS),
         *((written("model.safetensors", lambda data, length=length: data[:length]),
-           r"model\.safetensors: not a whole safetensors file") for length in (0, 4, 100, 5000, -1)),
+           r"model\.safetensors: not a complete safetensors file") for length in (0, 4, 100, 5000, -1)),
         *((partial(rewrite, edit=edit), r"model\.safetensors: " + message) for edit, message in OTHER_TENSORS),
-        (written("model.safetensors", lambda _: struct.pack("<Q", len(HEADER)) + HEADER), "not a whole safetensors"),
+        (written("model.safetensors", lambda _: struct.pack("<Q", len(HEADER)) + HEADER), "not a complete safetensors"),
     ],
 )  # fmt: skip
 def test_damaged_and_hostile_folders(folder, edit, message):

@@ -79,7 +79,7 @@ def test_a_model_is_saved_under_the_names_of_timm(tmp_path):
 def test_a_backbone_without_pooling_of_its_own_is_refused():
     model = Embedder("test_resnet", None, "backbone", pretrained=False)
     model.backbone = nn.Conv2d(3, 96, 1)
-    refused_call("test_resnet has none of its own; choose another", model, torch.zeros(1, 3, 32, 32))
+    refused_call("test_resnet has no pooling of its own; choose another", model, torch.zeros(1, 3, 32, 32))
 
 
 @pytest.mark.parametrize("name", ["efficientvit_m0", "xcit_nano_12_p8_224", "pvt_v2_b0", "lambda_resnet26t"])

@@ -89,7 +89,7 @@ def test_added_items_have_local_features_and_deleted_ones_none(place: Path, mode
 
 def test_queries_without_local_features(local: TestClient) -> None:
     for body, message in (
-        ({"vector": vector_list(1)}, "rerank: local features are of an image; give image, url or id, no vector"),
+        ({"vector": vector_list(1)}, "rerank: local features need an image; give image, url or id, not vector"),
         ({"id": 99}, "no item 99; it was never added or is deleted"),
     ):
         answer = local.post("/search", json={"rerank": "local", **body})

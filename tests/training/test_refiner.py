@@ -73,7 +73,7 @@ def test_a_refiner_that_does_not_help_is_not_written(tiny: list[str], tmp_path: 
     script_validation(monkeypatch, [0.5, 0.4, 0.45, 0.5])
     one = trainer(tiny, tmp_path / "run", "--loss=ProxyAnchorLoss")
     message = (
-        r"trained on: no epoch had a higher mAP@R than the \d+\.\d\d% of the embeddings themselves; no refiner was"
+        r"unseen classes: no epoch had a higher mAP@R than the \d+\.\d\d% of the embeddings themselves; no refiner was"
     )
     with pytest.raises(NotBetterError, match=message):
         one.fit()

@@ -105,7 +105,7 @@ def test_bad_files(tmp_path: Path) -> None:
         (["a,a,0.1"], "line 2: a is confused with a twice, or with itself"),
         (["a,b,often"], "line 2: probability is 'often'; it must be a number from 0 to 1"),
         (["a,b,nan"], "line 2: probability is 'nan'"),
-        (["a,b,0.6", "a,c,0.5"], "the probabilities of a sum to 1.1; at most 1 is possible"),
+        (["a,b,0.6", "a,c,0.5"], "the probabilities of a sum to 1.1; it must be at most 1"),
     ):
         header = [] if lines[0].startswith("label") else ["label,confused_with,probability"]
         path.write_text("\n".join([*header, *lines]) + "\n")

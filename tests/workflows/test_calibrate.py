@@ -68,10 +68,10 @@ def test_doubts_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     calibrate_source(queries, replace(SETTINGS, false_accept_rate=0.01))
     said = capsys.readouterr().err
     for words in (
-        "training images are among these",
-        "all these classes are of one kind, cups",
-        "less than one of 40",
-        "10 classes are too few to be sure of 1 %, for which 299 are needed: of other classes up to 29.3 %",
+        "some of these are training images",
+        "all classes have one coarse label, cups",
+        "less than one in 40",
+        "10 classes are too few for a reliable rate of 1 %, for which 299 are needed: of other classes up to 29.3 %",
     ):
         assert words in said
     many = embedded(np.arange(60).repeat(2), coarse=["cups", "bowls"] * 60)

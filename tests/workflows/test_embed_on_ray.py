@@ -148,7 +148,7 @@ def test_an_image_that_kills_its_worker_costs_itself(model: str, images: Path, c
     (folder / "class1" / "2.png").rename(folder / "class1" / "deadly.png")
     done = embed_on_ray(reader_of(model), str(folder), tmp_path / "ray", part_size=4)
     (row,) = done.unreadable
-    told = f"{folder / 'class1' / 'deadly.png'}: the process that reads it ended 2 times"
+    told = f"{folder / 'class1' / 'deadly.png'}: the process that read it died 2 times"
     assert done.unreadable[row].startswith(told)
     assert done.num_embeddings == 17
     (folder / "class1" / "deadly.png").write_bytes(b"no image")

@@ -172,7 +172,7 @@ def test_shards_that_do_not_fit_are_refused(model: str, images: Path, shards: Pa
     embed(model, tmp_path / "table.csv", tmp_path / "of_table")
     with pytest.raises(InputError, match=r"table.csv \(24 rows, SHA-256 (\w{8})\), not .*noted.csv \(24 rows"):
         embed(model, tmp_path / "noted.csv", tmp_path / "of_table", 2)
-    with pytest.raises(InputError, match="holds embeddings already; --shard and --ray are about images"):
+    with pytest.raises(InputError, match="already holds embeddings; --shard and --ray need images"):
         embed(model, shards, tmp_path / "again")
     refused_call("holds the images; write the shards into a folder of their own", embed, model, images, images)
     assert {each.name for each in (tmp_path / "of_table").iterdir()} == {"shard-1-of-3"}
@@ -193,7 +193,7 @@ def test_missing_overlapping_and_foreign_shards_are_refused(shards: Path) -> Non
     shutil.rmtree(shards / "shard-2-of-4")
     shutil.rmtree(manifest.parent)
     refused_call("shard 2/3 is missing", verify_shards, shards)
-    refused_call("holds no shards, as vicinal embed --shard writes them", verify_shards, shards.parent)
+    refused_call("holds no shards of vicinal embed --shard", verify_shards, shards.parent)
 
 
 def test_two_processes_do_not_embed_one_shard(model: str, images: Path, tmp_path: Path) -> None:

@@ -150,7 +150,9 @@ def test_runs_are_averaged(files: Path, capsys) -> None:
     save_embeddings("short.parquet", embeddings(1)[:66], TABLE.take(np.arange(66)))
     assert main(["evaluate", "good.parquet", "short.parquet", "--average"]) == 0
     said = capsys.readouterr()
-    assert "other test sets, as in cross-validation: short.parquet against good.parquet: 66 images and 72" in said.err
+    assert (
+        "different test sets, as in cross-validation: short.parquet against good.parquet: 66 images and 72" in said.err
+    )
     assert "mean of 2 runs ± standard deviation" in said.out
 
 
@@ -247,7 +249,7 @@ def test_an_index_is_measured_without_what_was_deleted(files: Path, capsys) -> N
     assert metrics_in(found) == pytest.approx(expected.metrics)
     assert Index.load("index").fingerprint() == "0123"
     Path("model").mkdir()
-    assert "holds embeddings already" in refused(capsys, "evaluate", "index", "--model", "model")
+    assert "already holds embeddings" in refused(capsys, "evaluate", "index", "--model", "model")
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,7 @@ def test_interrupted_while_its_embedder_trains_it_goes_on(
 def test_what_cannot_be_is_said_before_an_embedder_is_trained(source: RunFolder, tmp_path: Path) -> None:
     for more, message in (
         (["--refiner.num_heads=3"], "refiner.num_heads = 3 must divide dim = 16"),
-        (["--batch_size=16"], "batch_size is 16, samples_per_class 4: that takes 4 classes"),
+        (["--batch_size=16"], "batch_size is 16, samples_per_class 4: that needs 4 classes"),
         (["--validation.metric=recall@8", "--embedder_fraction=0.75"], "embedder_fraction = 0.75 does not suit the"),
         (["--embedder_fraction=0.25"], "embedder_fraction = 0.25 does not suit the embedder: only one class"),
         (["--devices=5000"], "devices = 5000 must be at most"),

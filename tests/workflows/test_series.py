@@ -51,12 +51,12 @@ def test_groups_by_the_times_of_photos(tmp_path: Path) -> None:
         Image.new("RGB", (2, 2)).save(tmp_path / f"{number}.jpg", exif=exif)
     table = Table(pd.DataFrame({"path": [str(tmp_path / f"{number}.jpg") for number in (3, 1, 0, 2, 4)]}))
     assert with_groups(table, None, minutes=10).frame["group"].tolist() == [1, 0, 0, 0, -1]
-    for minutes, rows, message in ((0, 4, "must be positive"), (5, [4], "no image says when it was taken")):
+    for minutes, rows, message in ((0, 4, "must be positive"), (5, [4], "no image has a time of capture")):
         refused_call(message, with_groups, table.take(np.atleast_1d(rows)), None, minutes)
 
 
 def test_patterns_that_give_no_groups() -> None:
     table = Table(pd.DataFrame({"path": ["/a_1.jpg", "/b.jpg"], "label": ["a", "b"]}))
-    for pattern, message in (("(", "is not a regular expression"), ("x+", "is found in no path, such as /a_1.jpg")):
+    for pattern, message in (("(", "is not a regular expression"), ("x+", "matches no path, such as /a_1.jpg")):
         refused_call(message, with_groups, table, pattern)
-    refused_call("the table has a column group already", with_groups, Table(table.frame.assign(group=[0, 1])), "a")
+    refused_call("the table already has a column group", with_groups, Table(table.frame.assign(group=[0, 1])), "a")

@@ -136,7 +136,7 @@ def test_a_run_that_is_not_finished_has_the_weights_of_its_best_evaluation(tmp_p
     state = {f"embedder.{name}": value for name, value in trained.state_dict().items()}
     save_checkpoint(run.best, {"module": state, "metrics": {}, "epoch": 3})
     assert load_model(str(tmp_path)).fingerprint() == trained.fingerprint()
-    assert "is not finished: taking the weights of its best evaluation so far, after epoch 3" in capsys.readouterr().err
+    assert "is not finished: using the weights of its best evaluation so far, after epoch 3" in capsys.readouterr().err
     save_checkpoint(run.best, {"module": {"embedder.adapter": torch.zeros(1)}, "metrics": {}, "epoch": 3})
     refused_call(r"best\.pt does not fit its recipe without adapters; finish the run with", load_model, str(tmp_path))
 

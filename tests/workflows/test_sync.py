@@ -119,7 +119,7 @@ def test_images_behind_a_link_to_a_folder_that_is_away_are_kept(photos: Path, tm
     sync(index, Table.from_folder(photos), embed)
     disk.rename(tmp_path / "unmounted")
     sync(index, Table.from_folder(photos), embed, below=photos)
-    assert f"{photos}/owl: a link to nothing; the images in this folder are left out" in capsys.readouterr().err
+    assert f"{photos}/owl: a broken link; the images in this folder are left out" in capsys.readouterr().err
     assert held(index) == ["kiwi1", "owl1", "owl2"]
 
 

@@ -110,7 +110,7 @@ def test_training_images_that_validate_become_queries_and_gallery(study_recipe: 
 def test_replay_needs_a_test_split(study_recipe: Path) -> None:
     table = Table.from_parquet("table.parquet")
     Table(table.frame[table.frame["split"] == "train"]).save("table.parquet")
-    refused_call("no split test", run, study_recipe, MadeUp(), replay=True)
+    refused_call("needs a split test", run, study_recipe, MadeUp(), replay=True)
     assert not Path("study").exists()
 
 
@@ -245,8 +245,8 @@ def test_another_study_is_refused(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(), trials=1)
     for words, options, message in (
         ([LR, "--epochs=4"], {}, "study holds another study: epochs = 4 differs from the study's own 3; give another"),
-        (["--search.optimizer.lr={log: [0.001, 0.2]}"], {}, "another study: search.optimizer.lr is another one"),
-        ([LR, "--search.model.dim=[8, 16]"], {}, "another study: search.model.dim is another one"),
+        (["--search.optimizer.lr={log: [0.001, 0.2]}"], {}, "another study: search.optimizer.lr differs"),
+        ([LR, "--search.model.dim=[8, 16]"], {}, "another study: search.model.dim differs"),
         ([LR], {"held_out": "2"}, "another study: held_out = 2 differs from the study's own half"),
     ):
         refused_call(message, run, study_recipe, MadeUp(), *words, **options)

@@ -121,7 +121,7 @@ def test_a_failure_is_one_line(tmp_path: Path) -> None:
         ("epoch 1\nvicinal train: error: data.source: no such file\n\n", 2, "data.source: no such file"),
         ("Traceback\n  File x\nOutOfMemoryError: CUDA out of memory.\n", 1, "OutOfMemoryError: CUDA out of memory."),
         ("", 3, "exit status 3"),
-        ("epoch 1\n", -9, "ended by signal 9, for lack of memory perhaps"),
+        ("epoch 1\n", -9, "ended by signal 9, perhaps for lack of memory"),
         ("epoch 1\n", -11, "ended by signal 11"),
     ):
         (tmp_path / "messages.log").write_text(messages)

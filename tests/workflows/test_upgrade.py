@@ -268,7 +268,7 @@ def test_images_that_cannot_be_embedded_are_named(shop: Shop) -> None:
     content = broken.read_bytes()
     broken.write_bytes(b"no image")
     gone.unlink()
-    with pytest.raises(InputError, match=r"1 images have no file \(.*class0/1.png\); --on_error skip takes"):
+    with pytest.raises(InputError, match=r"1 images have no file \(.*class0/1.png\); --on_error skip removes"):
         upgrade_index(shop.index, shop.new)
     shop.load().delete([1])
     refused_call(r"1 images cannot be read \(.*class1/2.png\)", upgrade_index, shop.index, shop.new)
@@ -320,7 +320,9 @@ def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     assert text.splitlines()[1].startswith("overlap@10")
     assert f"model                {shop.new.model}" in text
     shop.check(shop.new)
-    assert "already; give another one" in refused(capsys, "index", "upgrade", shop.index, "--model", shop.new.model)
+    assert "already holds embeddings of the model" in refused(
+        capsys, "index", "upgrade", shop.index, "--model", shop.new.model
+    )
     shop.add(shop.new, "after")
     assert '"dimensions": 8' in output(capsys, "index", "upgrade", shop.index, "--rollback", "--json")
     shop.check(shop.old)
@@ -381,7 +383,7 @@ def test_a_service_mixes_no_models(shop: Shop) -> None:
             late.result(60)
         store.index.state.refresh()
         assert not store.is_connected
-        with pytest.raises(EngineUnavailableError, match="upgraded to another model; start the service again"):
+        with pytest.raises(EngineUnavailableError, match="upgraded to another model; restart the service"):
             store.check_model()
     finally:
         store.close()

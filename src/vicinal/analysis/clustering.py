@@ -79,10 +79,10 @@ def clusters(
         raise InputError(f"num_clusters is {num_clusters}, but there are {len(table)} images; give at most as many")
     vectors = UnitVectors(embeddings, "embedding").block(0, len(table)).cpu().numpy()
     if num_clusters is None and len(table) <= MAX_DENSITY_IMAGES:
-        found = _by_density(vectors, min_size)
+        cluster_labels = _by_density(vectors, min_size)
     else:
-        found = _by_k_means(vectors, num_clusters or -(-len(table) // IMAGES_PER_CLUSTER), seed)
-    return _numbered(vectors, table, found)
+        cluster_labels = _by_k_means(vectors, num_clusters or -(-len(table) // IMAGES_PER_CLUSTER), seed)
+    return _build_clusters(vectors, table, cluster_labels)
 
 
 def _by_density(vectors: Floats, min_size: int) -> Integers:
@@ -101,16 +101,16 @@ def _by_k_means(vectors: Floats, num_clusters: int, seed: int) -> Integers:
     return np.asarray(model.fit_predict(vectors), dtype=np.int64)
 
 
-def _numbered(vectors: Floats, table: Table, found: Integers) -> Clusters:
+def _build_clusters(vectors: Floats, table: Table, cluster_labels: Integers) -> Clusters:
     """Clusters in the order of their sizes, equal ones in that of their first rows."""
-    rows = pd.Series(np.arange(len(found)))[found >= 0]
-    parts = [part.to_numpy() for _, part in rows.groupby(found[found >= 0])]
+    rows = pd.Series(np.arange(len(cluster_labels)))[cluster_labels >= 0]
+    parts = [part.to_numpy() for _, part in rows.groupby(cluster_labels[cluster_labels >= 0])]
     parts.sort(key=lambda part: (-len(part), part[0]))
-    assignments = np.full(len(found), -1)
+    assignments = np.full(len(cluster_labels), -1)
     lines = []
     for number, part in enumerate(parts):
         assignments[part] = number
-        similarities = _to_mean(vectors[part])
+        similarities = _similarities_to_mean(vectors[part])
         label, fraction = _majority(table, part)
         is_candidate = not fraction > MAX_LABEL_FRACTION
         representative = int(part[similarities.argmax()])
@@ -119,7 +119,7 @@ def _numbered(vectors: Floats, table: Table, found: Integers) -> Clusters:
     return Clusters(assignments, pd.DataFrame(lines, columns=names))
 
 
-def _to_mean(vectors: Floats) -> Doubles:
+def _similarities_to_mean(vectors: Floats) -> Doubles:
     mean = vectors.mean(axis=0, dtype=np.float64)
     return vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
 

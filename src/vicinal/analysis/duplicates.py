@@ -157,7 +157,7 @@ def duplicate_groups(
         if num_pairs < MANY_PAIRS <= num_pairs + len(pairs.first):
             log(
                 f"at least {MANY_PAIRS:,} pairs of embeddings are as similar as {min_similarity:g}, which takes long: "
-                "raise min_similarity, or look at the embeddings, most of which may be equal"
+                "raise min_similarity, or check whether most embeddings are equal"
             )
         num_pairs += len(pairs.first)
         if thumbnails is not None and len(pairs.first):
@@ -263,7 +263,7 @@ def pixel_similarities(thumbnails: Thumbnails, first: Integers, second: Integers
         near = best > MIN_CORRELATION
         for side in CROP_SIDES:
             for part, whole in ((one[near], other[near]), (other[near], one[near])):
-                best[near] = torch.maximum(best[near], _best_place(part, whole, side))
+                best[near] = torch.maximum(best[near], _max_window_correlation(part, whole, side))
         similarities[chunk] = best.numpy()
     return similarities
 
@@ -282,7 +282,7 @@ def _turned_similarities(thumbnails: Thumbnails, first: Integers, second: Intege
     return best
 
 
-def _best_place(parts: Tensor, wholes: Tensor, side: int) -> Tensor:
+def _max_window_correlation(parts: Tensor, wholes: Tensor, side: int) -> Tensor:
     """The largest correlation of each part, reduced to a side length, with a window of its whole; float32 [pairs]."""
     if not len(parts):
         return torch.empty(0)

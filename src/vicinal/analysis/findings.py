@@ -85,13 +85,13 @@ class Findings:
             :func:`~vicinal.data.apply_decisions` reads them.
         """
         parts = [
-            _part(self.broken, "broken", "error", suggestion="drop", message=self.broken["error"]),
+            _finding_frame(self.broken, "broken", "error", suggestion="drop", message=self.broken["error"]),
             _duplicates_part(self.exact_duplicates, "exact_duplicate", "drop"),
             _duplicates_part(self.near_duplicates, "near_duplicate", ""),
-            _part(self.label_errors, "label_error", "self_confidence", suggestion="relabel")
+            _finding_frame(self.label_errors, "label_error", "self_confidence", suggestion="relabel")
             .assign(suggested_label=self.label_errors["suggested_label"].astype(str)),
-            _part(self.outliers, "outlier", "outlier_factor"),
-            _part(self.uninformative, "uninformative", "entropy"),
+            _finding_frame(self.outliers, "outlier", "outlier_factor"),
+            _finding_frame(self.uninformative, "uninformative", "entropy"),
             self._clusters_part(),
             self._small_classes_part(),
         ]  # fmt: skip
@@ -111,12 +111,12 @@ class Findings:
         sizes = candidates.set_index("cluster")["num_images"]
         frame = pd.DataFrame({"row": rows, "group": self.clusters.assignments[rows]})
         frame["size"] = frame["group"].map(sizes)
-        return _part(frame.sort_values(["group", "row"], ignore_index=True), "new_class", "size")
+        return _finding_frame(frame.sort_values(["group", "row"], ignore_index=True), "new_class", "size")
 
     def _small_classes_part(self) -> pd.DataFrame:
         sizes = self.table.class_counts[self.table.labels] if self.table.has("label") else np.empty(0)
         rows = np.flatnonzero(sizes < MIN_CLASS_SIZE)
-        return _part(pd.DataFrame({"row": rows, "size": sizes[rows]}), "small_class", "size")
+        return _finding_frame(pd.DataFrame({"row": rows, "size": sizes[rows]}), "small_class", "size")
 
 
 def find_problems(
@@ -183,23 +183,23 @@ def find_problems(
         table=table,
         broken=empty.assign(error="") if facts is None else facts.broken,
         exact_duplicates=exact,
-        near_duplicates=_with_bursts(_not_exact_alone(_in_table(near, rows), exact, len(table)), table),
-        label_errors=_in_table(_label_errors(neighbors), rows),
-        outliers=_in_table(outliers(neighbors, min_outlier_factor), rows),
+        near_duplicates=_with_bursts(_drop_exact_groups(_with_table_rows(near, rows), exact, len(table)), table),
+        label_errors=_with_table_rows(_label_errors(neighbors), rows),
+        outliers=_with_table_rows(outliers(neighbors, min_outlier_factor), rows),
         uninformative=empty.assign(entropy=0.0) if facts is None else facts.uninformative,
-        clusters=Clusters(assignments, _in_table(found.summary, rows)),
+        clusters=Clusters(assignments, _with_table_rows(found.summary, rows)),
         class_sizes=class_sizes(table) if table.has("label") else pd.DataFrame({"label": [], "num_images": []}),
         neighbors=neighbors,
         embedded_rows=rows,
     )
 
 
-def _in_table(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
+def _with_table_rows(frame: pd.DataFrame, rows: Integers) -> pd.DataFrame:
     """A frame about the embedded images, with rows of the whole table."""
     return frame.assign(**{name: rows[frame[name].to_numpy(dtype=np.int64)] for name in ROWS if name in frame})
 
 
-def _not_exact_alone(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
+def _drop_exact_groups(near: pd.DataFrame, exact: pd.DataFrame, num_rows: int) -> pd.DataFrame:
     """The groups that consist of more than copies of one file, renumbered."""
     files = np.arange(num_rows)
     files[exact["row"]] = exact.groupby("group")["row"].transform("min")
@@ -222,7 +222,7 @@ def _label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     return pd.DataFrame({name: [] for name in columns})
 
 
-def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:
+def _finding_frame(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> pd.DataFrame:
     scores = frame[score] if finding != "broken" else np.nan
     kept = frame[[name for name in ("row", "group") if name in frame]]
     return kept.assign(finding=finding, score=scores, **columns)
@@ -230,7 +230,7 @@ def _part(frame: pd.DataFrame, finding: str, score: str, **columns: object) -> p
 
 def _duplicates_part(frame: pd.DataFrame, finding: str, suggestion: str) -> pd.DataFrame:
     """Groups of duplicates; all but the first image of a group of one label may be dropped."""
-    part = _part(frame, finding, "similarity")
+    part = _finding_frame(frame, finding, "similarity")
     can_drop = frame.duplicated("group") & ~frame["is_contradiction"]
     words = {"is_leak": "in several splits", "is_contradiction": "with different labels",
              "is_burst": "taken at different times"}  # fmt: skip

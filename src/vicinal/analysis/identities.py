@@ -67,11 +67,11 @@ def _file_measures(table: Table) -> dict[str, list[float]]:
     if not table.has("path"):
         return {"shorter_side": [np.nan] * len(table), "sharpness": [np.nan] * len(table)}
     with thread_pool() as pool:
-        found = list(pool.map(_measured, table.paths, row_boxes(table.frame)))
+        found = list(pool.map(_measure_image, table.paths, row_boxes(table.frame)))
     return {"shorter_side": [side for side, _ in found], "sharpness": [sharpness for _, sharpness in found]}
 
 
-def _measured(path: str, box: Box | None) -> tuple[float, float]:
+def _measure_image(path: str, box: Box | None) -> tuple[float, float]:
     """The shorter side and the sharpness of an image; NaN of one that cannot be read."""
     from scipy.ndimage import laplace
 

@@ -132,8 +132,8 @@ def confident_label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     neighbors = neighbors.with_positives()
     labels = neighbors.table.labels[neighbors.queries]
     votes = class_probabilities(neighbors)
-    own = _values_at(votes, labels)
-    thresholds = _class_means(own, labels, votes.shape[1])
+    self_confidence = _values_at(votes, labels)
+    thresholds = _class_means(self_confidence, labels, votes.shape[1])
     is_confident = votes.data >= thresholds[votes.indices] - EPSILON
     confident, best = _largest(votes, is_confident), _largest(votes, np.ones_like(is_confident))
     found = np.flatnonzero((confident >= 0) & (confident != labels) & (best != labels))
@@ -143,7 +143,7 @@ def confident_label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
             "row": neighbors.queries[found],
             "label": classes[labels[found]],
             "suggested_label": classes[confident[found]],
-            "self_confidence": own[found],
+            "self_confidence": self_confidence[found],
             "probability": _values_at(votes, confident)[found],
         }
     )
@@ -152,8 +152,8 @@ def confident_label_errors(neighbors: QueryNeighbors) -> pd.DataFrame:
     )
 
 
-def _class_means(own: Doubles, labels: Integers, num_classes: int) -> Doubles:
-    sums, counts = np.bincount(labels, own, num_classes), np.bincount(labels, minlength=num_classes)
+def _class_means(self_confidence: Doubles, labels: Integers, num_classes: int) -> Doubles:
+    sums, counts = np.bincount(labels, self_confidence, num_classes), np.bincount(labels, minlength=num_classes)
     means: Doubles = np.divide(sums, counts, out=np.ones(num_classes), where=counts > 0)
     return means.clip(min=2 * EPSILON)
 

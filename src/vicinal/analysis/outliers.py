@@ -119,7 +119,7 @@ def image_facts(table: Table) -> ImageFacts:
     entropies = np.full(len(table), np.nan)
     errors = [""] * len(table)
     with thread_pool() as pool:
-        found = pool.map(_measured, paths, boxes)
+        found = pool.map(_measure_image, paths, boxes)
         for row, each in enumerate(track(found, "reading images", len(table), sys.stderr.isatty())):
             if isinstance(each, str):
                 errors[row] = each
@@ -129,7 +129,7 @@ def image_facts(table: Table) -> ImageFacts:
     return ImageFacts(frame, thumbnails)
 
 
-def _measured(path: str, box: Box | None) -> tuple[float, np.ndarray] | str:
+def _measure_image(path: str, box: Box | None) -> tuple[float, np.ndarray] | str:
     """The entropy and the thumbnail of an image, or the error of its file."""
     try:
         with open_image(path, channels=1) as opened:

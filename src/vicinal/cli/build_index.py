@@ -25,7 +25,7 @@ def check_source(arguments: Arguments) -> None:
     kind = getattr(arguments, "kind", None)
     _check_local(arguments)
     if getattr(arguments, "rescore", None) is not None and not kind:
-        raise InputError("--rescore is about an index of codes; give --kind too, such as sq8")
+        raise InputError("--rescore needs an index of codes; give --kind too, such as sq8")
     inputs.check_source(arguments.source)
     inputs.check_embedding(arguments)
     if not inputs.is_url(arguments.index):
@@ -215,7 +215,7 @@ def add_images(arguments: Arguments) -> None:
         if embedded.table.has("path"):
             is_new = index.ids_by_key(embedded.table.image_keys) < 0
             if not is_new.all():
-                log(f"left out {int((~is_new).sum()):,} images that the index has already; delete them to replace them")
+                log(f"left out {int((~is_new).sum()):,} images already in the index; delete them to replace them")
             if not is_new.any():
                 return
             index.add(embedded.vectors[is_new], embedded.table.take(is_new), refiner)

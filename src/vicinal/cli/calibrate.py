@@ -24,14 +24,14 @@ def add_calibrate(parser: Parser) -> None:
     )
     parser.add_argument("--images", metavar="SOURCE", help=f"calibrate on these images: {inputs.IMAGES}. The source is "
                         "then a run or a model")  # fmt: skip
-    parser.add_argument("--gallery", metavar="SOURCE", help="compare the images with these too, of all splits, with "
-                        "labels: the index that will be searched, or training images. A rate holds for a gallery of "
-                        "about the same size")  # fmt: skip
-    parser.add_argument("--ood", metavar="SOURCE", help="out-of-distribution images, of other things, "
-                        "such as pictures of other shops, without labels; no more of them are accepted")  # fmt: skip
+    parser.add_argument("--gallery", metavar="SOURCE", help="also compare with these labeled images, of all splits: "
+                        "the index to be searched, or training images. The rate holds for galleries of about this "
+                        "size")  # fmt: skip
+    parser.add_argument("--ood", metavar="SOURCE", help="unlabeled out-of-distribution images, such as pictures of "
+                        "other shops; the rate is a limit for these too")  # fmt: skip
     inputs.add_groups(parser)
-    parser.add_argument("--index", metavar="FOLDER_OR_URL", help="keep the calibration in this index, whose "
-                        "searches then say match or none; it must hold embeddings of the same model")  # fmt: skip
+    parser.add_argument("--index", metavar="FOLDER_OR_URL", help="store the calibration in this index, so that "
+                        "searches report match or none; it must hold embeddings of the same model")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="write the calibration to this .json file")
     add_settings(parser, CalibrationSettings)
     inputs.add_embedding(parser)
@@ -64,7 +64,7 @@ def calibrate(arguments: Arguments) -> None:
     places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
     calibrated = calibrate_source(embedded, settings, gallery, ood)
     kept = places.keep(calibrated.calibration)
-    log(f"kept in {', '.join(kept)}" if kept else "the calibration is not kept: give --index FOLDER or --out FILE.json")
+    log(f"kept in {', '.join(kept)}" if kept else "calibration not stored; give --index FOLDER or --out FILE.json")
     print_result(calibrated.describe() if arguments.json else str(calibrated))
 
 

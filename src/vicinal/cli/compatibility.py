@@ -21,7 +21,7 @@ def add_adapt(parser: Parser) -> None:
     parser.add_argument("old", help=f"embeddings to be mapped: {inputs.SOURCE}; with --images: a model")
     parser.add_argument("new", help="embeddings of the same images by the other model, or with --images: that model")
     parser.add_argument("--out", required=True, metavar="FILE", help=".safetensors file for --adapter of other verbs")
-    parser.add_argument("--images", metavar="SOURCE", help=f"embed these images by both models: {inputs.IMAGES}")
+    parser.add_argument("--images", metavar="SOURCE", help=f"embed these images with both models: {inputs.IMAGES}")
     parser.add_argument(
         "--method", choices=["procrustes", "ridge"], default="procrustes",
         help="procrustes: a rotation, for equal dimensions; ridge: ridge regression, for any (default: procrustes)",
@@ -34,9 +34,9 @@ def add_adapt(parser: Parser) -> None:
 def adapt(arguments: Arguments) -> None:
     """Learn a linear map from the embeddings of an old model to those of a new one, for --adapter of other verbs."""
     if arguments.alpha is not None and arguments.method != "ridge":
-        raise InputError("--alpha is about ridge; give --method ridge too")
+        raise InputError("--alpha is for ridge; give --method ridge too")
     if arguments.old == arguments.new:
-        raise InputError(f"{arguments.old} is named twice; an adapter is between two models")
+        raise InputError(f"{arguments.old} is named twice; an adapter needs two models")
     check = inputs.check_source if arguments.images is None else inputs.check_model
     check(arguments.old), check(arguments.new)
     inputs.check_source(arguments.images)
@@ -58,14 +58,14 @@ def adapt(arguments: Arguments) -> None:
 
 def add_cross(parser: Parser) -> None:
     group = parser.add_argument_group("an old model and a new one")
-    group.add_argument("--cross", action="store_true", help="two sources, OLD and NEW: evaluate also queries of the "
-                       "new model against the gallery of the old one, whose embeddings stay")  # fmt: skip
-    group.add_argument("--adapter", metavar="FILE", help="with --cross: a file of vicinal adapt, by which the gallery "
-                       "is mapped to the new model, or queries to the old one")  # fmt: skip
+    group.add_argument("--cross", action="store_true", help="two sources, OLD and NEW: also evaluate queries of the "
+                       "new model against the unchanged gallery of the old one")  # fmt: skip
+    group.add_argument("--adapter", metavar="FILE", help="with --cross: a file of vicinal adapt, to map the gallery to "
+                       "the new model, or queries to the old one")  # fmt: skip
     group.add_argument(
         "--tolerance", type=flag_type(float), metavar="FLOAT",
-        help="with --cross: say if such an upgrade loses more than this of recall@1 or mAP@R against embedding the "
-        "gallery anew, from 0 to 1 (default: 0.01)",
+        help="with --cross: warn if the upgrade loses more than this of recall@1 or mAP@R against re-embedding the "
+        "gallery, from 0 to 1 (default: 0.01)",
     )  # fmt: skip
 
 
@@ -74,15 +74,15 @@ def check_cross(arguments: Arguments) -> None:
     if not arguments.cross:
         for name in ("adapter", "tolerance"):
             if getattr(arguments, name) is not None:
-                raise InputError(f"--{name} is about an old and a new model; give --cross too")
+                raise InputError(f"--{name} needs an old and a new model; give --cross too")
         return
     if len(arguments.sources) != 2:
-        raise InputError(f"--cross is about two sources, an old model and a new one, not {len(arguments.sources)}")
+        raise InputError(f"--cross needs two sources, an old model and a new one, not {len(arguments.sources)}")
     for name in EXCLUDED:
         if getattr(arguments, name, None) not in (None, False):
             raise InputError(f"--{name} cannot be combined with --cross; leave one of them out")
     if arguments.intervals == "none":
-        raise InputError("--cross has intervals; leave out --intervals none")
+        raise InputError("--cross needs intervals; leave out --intervals none")
     tolerance = arguments.tolerance
     if tolerance is not None and not 0 <= tolerance <= 1:
         raise InputError(f"--tolerance {tolerance:g} must be from 0 to 1")

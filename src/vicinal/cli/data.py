@@ -31,14 +31,15 @@ def add_data(parser: Parser) -> None:
         "--seed", type=integer_from(0), default=0, metavar="INT", help="seed of the splits and the noise (default: 0)"
     )
     parser.add_argument(
-        "--no_check", action="store_true", help="do not read the images to report files that are broken or duplicates"
+        "--no_check", action="store_true", help="do not read the images to find broken and duplicate files"
     )
     parser.add_argument(
-        "--where", metavar="CONDITION", help="keep only the rows that fulfill this condition, such as "
+        "--where", metavar="CONDITION", help="keep only the rows that match this condition, such as "
         "\"category == 'cup' and price < 20\"",
     )  # fmt: skip
     parser.add_argument("--apply", metavar="FILE", help="first drop and relabel images by the decisions in this .csv "
-                        "file, such as that of the page of vicinal clean; image files stay as they are")  # fmt: skip
+                        "file, such as one saved from the page of vicinal clean; image files do not "
+                        "change")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="save the table of paths, labels and splits as .csv or .parquet")
     inputs.add_json(parser)
     parser.epilog = f"benchmarks: {', '.join(BENCHMARKS)}"
@@ -92,7 +93,7 @@ def _load(arguments: Arguments, settings: DataSettings) -> tuple[Table, dict[str
         columns = {"path_column": settings.path_column, "label_column": label_column}
         table = table.where(arguments.where, column_aliases(columns))
         if not len(table):
-            raise InputError(f"{arguments.source}: no row fulfills {arguments.where}")
+            raise InputError(f"{arguments.source}: no row matches {arguments.where}")
     return table, other_files
 
 
@@ -103,8 +104,8 @@ def add_clean(parser: Parser) -> None:
     parser.add_argument("--out", default=PAGE, metavar="PAGE", help=f"the page to write (default: {PAGE})")
     parser.add_argument("--csv", metavar="FILE", help="also write the findings to this .csv or .parquet file, with "
                         "columns for decisions")  # fmt: skip
-    parser.add_argument("--decisions", metavar="FILE", help="decisions.csv of an earlier page, with which the new "
-                        "page begins")  # fmt: skip
+    parser.add_argument("--decisions", metavar="FILE", help="decisions.csv of an earlier page, to preload in the new "
+                        "page")  # fmt: skip
     parser.add_argument("--title", help="the title of the page")
     inputs.add_json(parser)
     add_settings(parser.add_argument_group("criteria of findings"), CleanSettings)

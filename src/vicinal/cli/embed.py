@@ -21,8 +21,8 @@ def add_embed(parser: Parser) -> None:
         help=".parquet, or .npy with a .table.csv of paths and labels; with --shard or --ray, a folder for all shards",
     )  # fmt: skip
     inputs.add_refiner(parser, "refines every embedding by its nearest neighbors among the others")
-    parser.add_argument("--adapter", metavar="FILE", help="a file of vicinal adapt: map the embeddings of one model, "
-                        "stored ones or queries, to those of the other model")  # fmt: skip
+    parser.add_argument("--adapter", metavar="FILE", help="a file of vicinal adapt: map the embeddings, stored ones or "
+                        "queries, from one model to the other")  # fmt: skip
     inputs.add_embedding(parser)
     group = parser.add_argument_group("shards of many images")
     group.add_argument(
@@ -32,17 +32,17 @@ def add_embed(parser: Parser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--ray", metavar="ADDRESS",
-        help="embed the source, or the shard, on a Ray cluster: local (one that is started on this machine), auto (the "
-        "one that this machine belongs to) or HOST:PORT; CPUs read images, and each GPU has a model",
+        help="embed the source, or the shard, on a Ray cluster: local (started on this machine), auto (the one this "
+        "machine belongs to) or HOST:PORT; CPUs read images, and each GPU runs a model",
     )  # fmt: skip
     group.add_argument(
         "--part_size", type=integer_from(1), metavar="INT",
-        help="number of images of a file of a shard, after which it can be resumed (default: 10,000)",
+        help="images per part file of a shard; it is resumed after its last part (default: 10,000)",
     )  # fmt: skip
     group.add_argument(
-        "--merge", metavar="FOLDER", help="write all shards in a folder to the file --out, as one call would have done"
+        "--merge", metavar="FOLDER", help="merge all shards in a folder into the file --out, as one call would write it"
     )
-    group.add_argument("--verify", metavar="FOLDER", help="check that all shards are in a folder, by their checksums")
+    group.add_argument("--verify", metavar="FOLDER", help="check that a folder holds all shards, by their checksums")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -93,19 +93,19 @@ def _check_combination(arguments: Arguments) -> None:
     if len(given) != 1:
         message = "give the images to embed, or else --merge or --verify with a folder of shards"
     elif arguments.out is None and given != ["verify"]:
-        message = "say with --out where the embeddings are written"
+        message = "--out is missing: name the file or folder"
     elif arguments.out is not None and given == ["verify"]:
-        message = "--verify writes nothing; leave out --out, or --merge the shards, which are verified too"
+        message = "--verify writes nothing; leave out --out, or use --merge, which verifies them too"
     elif arguments.shard is not None and given != ["source"]:
-        message = "--shard embeds images of a source; --merge and --verify are about all shards"
+        message = "--shard embeds images of a source; --merge and --verify work on all shards"
     elif arguments.ray is not None and given != ["source"]:
         message = "--ray embeds images of a source; --merge and --verify need no cluster"
     elif arguments.part_size is not None and not in_parts:
-        message = "--part_size is about the parts of a shard; give --shard or --ray too"
+        message = "--part_size is for the parts of a shard; give --shard or --ray too"
     elif arguments.ray is not None and getattr(arguments, "num_workers", None):
-        message = "--num_workers starts processes here; with --ray all CPUs of the cluster read images"
+        message = "with --ray all CPUs of the cluster read images; leave out --num_workers"
     elif hasattr(arguments, "labels") and given != ["source"]:
-        message = "--labels is the table of one file of embeddings; merge the shards first, and give the file as source"
+        message = "--labels is for one file of embeddings; merge the shards first, and give that file as source"
     elif arguments.refiner is not None and (in_parts or given != ["source"]):
         message = "--refiner needs all embeddings; embed the shards first, and refine their folder as a source"
     elif arguments.adapter is not None and (in_parts or given != ["source"] or arguments.refiner is not None):

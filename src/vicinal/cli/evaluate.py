@@ -33,20 +33,20 @@ def add_evaluate(parser: Parser) -> None:
     add_settings(parser, EvaluationSettings, skip=("intervals", "root"))
     parser.add_argument(
         "--intervals", nargs="?", const="classes", choices=["classes", "queries"],
-        help="bootstrap confidence intervals: resample classes (what --intervals alone means), which tells how the "
-        "model performs on other classes, or queries. --compare always has them",
+        help="bootstrap confidence intervals: resample classes (also --intervals alone), which tells how the model "
+        "performs on other classes, or queries. --compare always has them",
     )  # fmt: skip
     inputs.add_groups(parser)
     parser.add_argument("--per_query", metavar="FILE", help="write the metrics of every query, with its path and "
                         "label, to a .csv or .parquet file")  # fmt: skip
-    parser.add_argument("--pairs", metavar="FILE", help="instead: tell which listed pairs are of one class. A .csv "
+    parser.add_argument("--pairs", metavar="FILE", help="instead: verify which listed pairs are of one class. A .csv "
                         "file with the columns a, b (paths, or row numbers of embeddings), same (1 or 0) and perhaps "
                         "fold: accuracy over ten folds as in LFW, TAR at FAR. Without a source, --model embeds the "
                         "listed images")  # fmt: skip
     parser.add_argument(
         "--devices", type=integer_from(1), metavar="INT",
-        help="number of processes that divide the rankings of stored embeddings; with torchrun or SLURM, of each node "
-        "(default: 1, or as many as they started). The results are those of one process",
+        help="number of processes that share the ranking of stored embeddings; with torchrun or SLURM, per node "
+        "(default: 1, or as many as they started). The results equal those of one process",
     )  # fmt: skip
     add_cross(parser)
     _add_refinement(parser)
@@ -75,7 +75,7 @@ def _add_refinement(parser: Parser) -> None:
     refinement.add_argument(
         "--context", choices=["everything", "gallery"],
         help="the images among which a refiner finds neighbors: everything (the default), queries and gallery "
-        "together; or gallery, as when queries come one by one to an index. They differ where queries and gallery do",
+        "together; or gallery, as when an index gets queries one by one. They differ only if queries and gallery do",
     )  # fmt: skip
 
 
@@ -147,9 +147,9 @@ def _check_combination(arguments: Arguments) -> None:
          "without --rerank and --refiner"),
         (hasattr(arguments, "group_by"), combined or reranked, "--group_by is for single sources without re-ranking; "
          "leave out --compare, --average, --rerank and --refiner"),
-        (hasattr(arguments, "open_set"), reranked, "--open_set is about embeddings without re-ranking; leave out "
+        (hasattr(arguments, "open_set"), reranked, "--open_set is for embeddings without re-ranking; leave out "
          "--rerank and --refiner"),
-        (hasattr(arguments, "clusters"), reranked, "--clusters is about embeddings without re-ranking; leave out "
+        (hasattr(arguments, "clusters"), reranked, "--clusters is for embeddings without re-ranking; leave out "
          "--rerank and --refiner"),
         (arguments.intervals, arguments.average, "--average has intervals of its own; leave out --intervals"),
     ):  # fmt: skip
@@ -163,11 +163,11 @@ def _check_division(arguments: Arguments) -> None:
     from vicinal.workflows.source import Source
 
     if (arguments.devices or 1) > (os.cpu_count() or 1):
-        raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; divide by at most "
-                         "as many")  # fmt: skip
+        raise InputError(f"--devices {arguments.devices}: this machine has {os.cpu_count()} cores; use at most that "
+                         "many")  # fmt: skip
     for option in ("rerank", "refiner", "clusters", "open_set"):
         if getattr(arguments, option, None):
-            raise InputError(f"--devices divides rankings of embeddings as they are; leave out --{option}")
+            raise InputError(f"--devices divides plain rankings of embeddings; leave out --{option}")
     for name in [arguments.images] if arguments.images is not None else arguments.sources:
         if not Source(name).is_stored:
             raise InputError(
@@ -180,12 +180,12 @@ def evaluate_pair_list(arguments: Arguments) -> None:
     """Evaluate the pairs of a list by the embeddings of one source, or of the listed images by a model."""
     for name in OTHERS:
         if getattr(arguments, name, None) not in (None, False):
-            raise InputError(f"--{name} is about rankings, not about --pairs; leave one of them out")
+            raise InputError(f"--{name} is for rankings, not for --pairs; leave one of them out")
     if len(arguments.sources) > 1:
         raise InputError(f"--pairs is for one source; {len(arguments.sources)} are named")
     source = arguments.sources[0] if arguments.sources else None
     if source is None and getattr(arguments, "model", None) is None:
-        raise InputError("--pairs needs a source that holds the images, or --model to embed those of the list")
+        raise InputError("--pairs needs a source with the images, or --model to embed the listed ones")
     inputs.check_files(arguments.pairs)
     inputs.check_embedding(arguments)
     inputs.check_source(source)

@@ -48,7 +48,7 @@ def reranking_maker(arguments: Arguments) -> MakeReranking | None:
     """The function that makes the re-ranking and refinement of the flags for some embeddings, or None without any."""
     given = vars(arguments)
     if given.get("context") and arguments.refiner is None:
-        raise InputError("--context is about a refiner; give --refiner too")
+        raise InputError("--context is for a refiner; give --refiner too")
     reranking = inputs.read_reranking(arguments)
     refiner = inputs.load_refiner(arguments) if given.get("refiner") else None
     if refiner is not None:

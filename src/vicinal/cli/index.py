@@ -39,7 +39,7 @@ def build(arguments: Arguments) -> None:
 
     if not arguments.overwrite and index_exists(arguments.index, arguments.timeout):
         raise InputError(
-            f"{arguments.index} is an index already; `vicinal index add` or `sync` adds images to it, --overwrite "
+            f"{arguments.index} is already an index; `vicinal index add` or `sync` adds images to it, --overwrite "
             "replaces it"
         )
     build_index(arguments)
@@ -68,9 +68,7 @@ def sync(arguments: Arguments) -> None:
             opened.move(root)
     else:
         if arguments.kind in LEARNED:
-            raise InputError(
-                f"{arguments.kind} is learned from all images at once; build the index first, and sync it later"
-            )
+            raise InputError(f"{arguments.kind} is trained on all images at once; build the index first, then sync it")
         check_source(arguments)
         sync_images(arguments, drop=True)
     _print_facts(arguments)
@@ -93,7 +91,7 @@ def list_(arguments: Arguments) -> None:
     inputs.check_index(arguments.index)
     if arguments.facts:
         if arguments.where is not None:
-            raise InputError("--facts is about the whole index; leave out --where")
+            raise InputError("--facts describes the whole index; leave out --where")
         return _print_facts(arguments)
     from vicinal.retrieval import Index
     from vicinal.retrieval.index.metadata import FILE_COLUMNS
@@ -128,7 +126,7 @@ def upgrade(arguments: Arguments) -> None:
     inputs.check_embedding(arguments)
     if not arguments.rollback and getattr(arguments, "model", None) is None and arguments.embeddings is None:
         raise InputError(
-            "give the new model with --model, embeddings by it with --embeddings, or return to the one before with "
+            "give the new model with --model, its embeddings with --embeddings, or return to the previous one with "
             "--rollback"
         )
     if arguments.rollback and arguments.embeddings is not None:
@@ -191,7 +189,7 @@ def _ids_to_delete(opened: ImageIndex, arguments: Arguments) -> Sequence[int]:
             continue
         ids = opened.ids_at(os.path.abspath(os.path.expanduser(each))).tolist()
         if not ids:
-            raise InputError(f"the index has no image {each}, nor one in a folder of this name")
+            raise InputError(f"the index has no image {each}, and no images in such a folder")
         found |= dict.fromkeys(ids)
     return list(found)
 
@@ -227,20 +225,20 @@ def _add_kind(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rescore", type=integer_from(0), metavar="INT",
-        help="for sq8, ivfpq, rabitq and binary: how many candidates per match are compared exactly, with vectors that "
-        "stay in a file; 0: none, scores are then approximate (default: 4, 10, 20, 40)",
+        help="for sq8, ivfpq, rabitq and binary: number of candidates per match to compare exactly, with vectors kept "
+        "in a file; 0: none, so scores are approximate (default: 4, 10, 20, 40)",
     )  # fmt: skip
 
 
 def _add_build(parser: Parser) -> None:
     from vicinal.workflows.settings import LocalSettings
 
-    parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing index")
     _add_kind(parser)
     parser.add_argument(
         "--local", nargs="?", type=flag_type(float), const=0.5, metavar="WEIGHT",
         help="store local features of the images too, for --rerank local, with the weight that `vicinal evaluate "
-        "--rerank local` chose (default: 0.5); images that are added or synced later get theirs",
+        "--rerank local` chose (default: 0.5); images added or synced later get them too",
     )  # fmt: skip
     add_settings(parser, LocalSettings, prefix="local.")
     _add_source(parser, inputs.SOURCE, "overwrite", "kind", "rescore", "local")
@@ -250,9 +248,9 @@ def _add_sync(parser: Parser) -> None:
     _add_kind(parser)
     _add_source(
         parser,
-        "a folder or table of images: new ones are added, those that have vanished are dropped (from the folder; from "
-        "everywhere if it is a table), changed files are embedded again. An index that is not there yet is built, and "
-        "an interrupted call goes on where it was. Without it, --root says where the images of the index are now",
+        "a folder or table of images: new ones are added, missing ones are dropped (from this folder; with a table, "
+        "from everywhere), changed files are embedded again. A missing index is built, and an interrupted call resumes "
+        "where it was. Without it, --root says where the images of the index are now",
         "kind", "rescore", nargs="?",
     )  # fmt: skip
 

@@ -39,8 +39,8 @@ def _add_common(parser: Parser, source: str) -> None:
 def add_enroll(parser: Parser) -> None:
     _add_common(parser, f"the photos, with one folder or label per identity: {inputs.SOURCE}. With --decisions: the "
                 "photos that were identified")  # fmt: skip
-    parser.add_argument("--decisions", metavar="FILE", help="enroll photos as this .csv file says, which vicinal "
-                        "identify writes: columns path, decision (same, new or not sure) and identity")  # fmt: skip
+    parser.add_argument("--decisions", metavar="FILE", help="enroll photos by the decisions in this .csv file of "
+                        "vicinal identify: columns path, decision (same, new or not sure) and identity")  # fmt: skip
     parser.set_defaults(kind=None, rescore=None)
     parser.show_first("source", "decisions", "model", "label_column", "split", "where", "root", "json")
 
@@ -114,7 +114,7 @@ def _photos(
 
 def add_identify(parser: Parser) -> None:
     _add_common(parser, f"the photos: {inputs.SOURCE}. Those in the gallery are left out")
-    parser.add_argument("--min_score", type=flag_type(float), metavar="FLOAT", help="the least similarity to the best "
+    parser.add_argument("--min_score", type=flag_type(float), metavar="FLOAT", help="minimum similarity to the best "
                         "photo of an identity, and within a new one, in place of the calibration of the gallery "
                         "(vicinal calibrate --index)")  # fmt: skip
     parser.add_argument("--ask_again", action="store_true", help="also identify photos that were not sure")

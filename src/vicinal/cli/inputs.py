@@ -119,12 +119,11 @@ def add_json(flags: Flags) -> None:
 
 
 def add_groups(parser: Parser) -> None:
-    parser.add_argument("--group_pattern", metavar="REGEX", help="tell groups, such as series of photos, by the file "
-                        "names: images with the same text in the parentheses of this regular expression, such as "
-                        "'(.*)_[0-9]+', do not find each other; a column group does the same")  # fmt: skip
+    parser.add_argument("--group_pattern", metavar="REGEX", help="form groups, such as series of photos, by file name: "
+                        "images with the same text in the parentheses of this regular expression, such as "
+                        "'(.*)_[0-9]+', do not match each other; a column group does the same")  # fmt: skip
     parser.add_argument("--group_minutes", type=flag_type(float), metavar="MINUTES", help="the same by time: photos "
-                        "that were taken at most this long after another one, by their EXIF data, do not find "
-                        "it")  # fmt: skip
+                        "taken at most this long after another, by their EXIF data, do not match it")  # fmt: skip
 
 
 def add_embedding(parser: Parser, split: bool = True, whitening: bool = True, where: bool = True) -> None:
@@ -213,7 +212,7 @@ def read_reranking(arguments: Arguments) -> Any:
     options = {name: value for name, value in options.items() if value is not None}
     if arguments.rerank is None:
         if options:
-            raise InputError(f"--rerank.{next(iter(options))} is an option of a re-ranking; give --rerank too")
+            raise InputError(f"--rerank.{next(iter(options))} needs a re-ranking method; give --rerank too")
         check_local(arguments, is_used=False)
         return None
     check_local(arguments, is_used=arguments.rerank == "local")
@@ -231,7 +230,7 @@ def check_local(arguments: Arguments, is_used: bool, needed: str = "--rerank loc
     """Raise InputError if there are options of local features, but these are not used without another flag."""
     given = [name for name in vars(arguments) if name.startswith("local.")]
     if given and not is_used:
-        raise InputError(f"--{given[0]} is about local features; give {needed} too")
+        raise InputError(f"--{given[0]} is for local features; give {needed} too")
 
 
 def made_with(arguments: Arguments, source: str, engine: str | None = None) -> dict[str, str]:
@@ -275,7 +274,7 @@ def use_flags_of_index(arguments: Arguments, stored: Mapping[str, str], sources:
     }
     for name, text in taken.items():
         if os.path.isabs(text) and not Path(text).exists():
-            raise InputError(f"the index was built with --{name} {text}, which is not there; say where it is: --{name}")
+            raise InputError(f"the index was built with --{name} {text}, which is not found; give its path: --{name}")
         setattr(arguments, name, _value(name, text))
     log("embedding as the index was built: " + " ".join(f"--{name} {text}" for name, text in taken.items()))
 

@@ -16,8 +16,8 @@ OF_READER = ("weights", "pooling", "allow_import", "root", "path_column", "label
 
 def add_models(parser: Parser) -> None:
     parser.add_argument(
-        "--filter", metavar="TEXT", help="those with this text in their name, such as dino, clip or resnet50, of timm "
-        "too; without it, those of the papers",
+        "--filter", metavar="TEXT", help="models whose name contains this text, such as dino, clip or resnet50, also "
+        "of timm; without it, those of the papers",
     )  # fmt: skip
     parser.add_argument(
         "--measure", action="store_true", help="measure the images that each network embeds per second on this "
@@ -26,7 +26,7 @@ def add_models(parser: Parser) -> None:
     parser.add_argument(
         "--batch_size", type=integer_from(1), metavar="INT", help="with --measure: images per batch (default: 16)"
     )
-    parser.add_argument("--device", help="with --measure: such as cpu or cuda (default: a GPU where there is one)")
+    parser.add_argument("--device", help="with --measure: such as cpu or cuda (default: a GPU if available)")
     inputs.add_json(parser)
 
 
@@ -34,7 +34,7 @@ def models(arguments: Arguments) -> None:
     """List pretrained models: dimension, pixels, parameters, pooling and license; nothing is downloaded."""
     for flag in ("batch_size", "device"):
         if getattr(arguments, flag) is not None and not arguments.measure:
-            raise InputError(f"--{flag} is about measuring; give --measure too")
+            raise InputError(f"--{flag} is for measuring; give --measure too")
     from vicinal.models.execution import usable_device
     from vicinal.utils.console import track
     from vicinal.workflows.model_costs import described_models, measured_speed, model_names, models_text
@@ -76,7 +76,7 @@ def add_export(parser: Parser) -> None:
     images.add_argument("--check", metavar="SOURCE", help="labeled images on which recall@1 and mAP@R are compared "
                         f"before and after (default: the split val of a run): {inputs.IMAGES}")  # fmt: skip
     images.add_argument("--split", help="use only the images of this split of --check or of the run, such as test")
-    images.add_argument("--calibration_images", metavar="SOURCE", help="images by which int8 is calibrated (default: "
+    images.add_argument("--calibration_images", metavar="SOURCE", help="images for calibrating int8 (default: "
                         "the split train of a run)")  # fmt: skip
     skipped = [name for name in EmbeddingOptions.__dataclass_fields__ if name not in OF_READER]
     add_settings(images, EmbeddingOptions, skip=skipped)
@@ -86,9 +86,9 @@ def add_export(parser: Parser) -> None:
                          "a .npy or .parquet file, the folder of an index, or images")  # fmt: skip
     hub = parser.add_argument_group("upload")
     hub.add_argument("--push_to_hub", metavar="NAME", help="upload the model, its card and the exported one to the "
-                     "Hugging Face Hub, under a name such as me/birds; the token is that of HF_TOKEN or "
+                     "Hugging Face Hub, under a name such as me/birds; the token is from HF_TOKEN or "
                      "`hf auth login`")  # fmt: skip
-    hub.add_argument("--private", action="store_true", help="a new model on the Hub is private")
+    hub.add_argument("--private", action="store_true", help="make a new model on the Hub private")
     inputs.add_json(parser)
 
 
@@ -96,7 +96,7 @@ def export(arguments: Arguments) -> None:
     """Export a model for ONNX Runtime or OpenVINO, from pixels to the unit vector, if it loses next to nothing."""
     inputs.check_model(arguments.source)
     if arguments.private and arguments.push_to_hub is None:
-        raise InputError("private is about a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
+        raise InputError("private is for a model on the Hugging Face Hub; give --push_to_hub too, such as me/birds")
     for source in (arguments.check, arguments.calibration_images, arguments.gallery):
         inputs.check_source(source)
     inputs.check_folder(arguments.refiner, "refiner")

@@ -37,16 +37,16 @@ def add_search(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument("--exclude_self", action="store_true", help="leave out the match with the query's own path")
     parser.add_argument(
-        "--where", metavar="CONDITION", help="find only images whose columns in the index fulfill this condition, such "
+        "--where", metavar="CONDITION", help="find only images whose columns in the index match this condition, such "
         "as \"category == 'cup' and price < 20\"",
     )  # fmt: skip
     parser.add_argument(
-        "--group_by", metavar="COLUMN", help="find only the best image of each value of a column, such as product"
+        "--group_by", metavar="COLUMN", help="find only the best image per value of a column, such as product"
     )
     number: dict[str, Any] = {"type": flag_type(float), "metavar": "FLOAT"}
     parser.add_argument("--min_score", **number, help="leave out matches with a lower score")
-    parser.add_argument("--min_probability", **number, help="leave out matches that are right with "
-                        "a lower probability, by the calibration of the index (vicinal calibrate)")  # fmt: skip
+    parser.add_argument("--min_probability", **number, help="leave out matches less likely than this to be right, "
+                        "by the calibration of the index (vicinal calibrate)")  # fmt: skip
     parser.add_argument("--grid", metavar="PICTURE", help="draw queries and matches, such as found.png; further sheets "
                         "are found_2.png and so on")  # fmt: skip
     parser.add_argument(
@@ -178,20 +178,20 @@ def add_serve(parser: Parser) -> None:
     parser.add_argument("index", help="the folder of the index, or the URL of one in a database, such as "
                         "postgresql://USER@HOST/DATABASE?table=TABLE")  # fmt: skip
     parser.add_argument(
-        "--onnx", metavar="FILE", help="embed images by a model that `vicinal export` wrote, in place of --model"
+        "--onnx", metavar="FILE", help="embed images with a model that `vicinal export` wrote, in place of --model"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at; 127.0.0.1 (the default) is for "
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 (the default) is for "
                         "this machine only, and any other needs a token")  # fmt: skip
     parser.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: 8000)")
     parser.add_argument("--token_file", metavar="FILE", help="a file with the token that requests must have "
                         "(Authorization: Bearer TOKEN); without it, the variable VICINAL_TOKEN")  # fmt: skip
-    parser.add_argument("--read_only", action="store_true", help="add and delete nothing, and follow the changes "
-                        "of other processes")  # fmt: skip
-    parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="pages of these origins may ask "
-                        "too, such as https://shop.example")  # fmt: skip
-    parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="fetch images by https from these "
-                        "hosts if a request asks for it; without it, from none")  # fmt: skip
-    parser.add_argument("--no_access_log", action="store_true", help="write no line per request to stderr")
+    parser.add_argument("--read_only", action="store_true", help="read only, and follow the changes of other "
+                        "processes")  # fmt: skip
+    parser.add_argument("--cors_origin", nargs="+", default=[], metavar="ORIGIN", help="allow requests from pages of "
+                        "these origins, such as https://shop.example")  # fmt: skip
+    parser.add_argument("--allow_url", nargs="+", default=[], metavar="HOST", help="hosts from which a request may "
+                        "have images fetched by https (default: none)")  # fmt: skip
+    parser.add_argument("--no_access_log", action="store_true", help="do not log each request to stderr")
     inputs.add_refiner(parser, "that of the index, if it was built with one")
     add_settings(parser.add_argument_group("embedding of images"), EmbeddingOptions, skip=NOT_ABOUT_MODELS)
     add_settings(parser.add_argument_group("limits"), Limits)
@@ -236,7 +236,7 @@ def _check_flags(arguments: Arguments) -> None:
     inputs.check_files(arguments.token_file, arguments.onnx)
     if arguments.onnx is not None:
         if getattr(arguments, "model", None) is not None:
-            raise InputError("--onnx is a model in place of --model; give one of them")
+            raise InputError("--onnx replaces --model; give one of them")
         arguments.model = arguments.onnx
     inputs.check_embedding(arguments)
 
@@ -249,11 +249,11 @@ def _port(text: str) -> int:
 
 def _models_after_upgrade(arguments: Arguments, settings: Mapping[str, Any]) -> tuple[Any, ContextRefiner | None]:
     """The embedder and the refiner of an index that was upgraded, by the flags that it remembers."""
-    from vicinal.retrieval.index.made_with import FLAGS, other_model
+    from vicinal.retrieval.index.made_with import FLAGS, model_mismatch_error
 
     made_with, fingerprint = settings.get("made_with") or {}, settings.get("model_fingerprint")
     if "model" not in made_with:
-        raise InputError("the index does not say which model made its new embeddings; start the service again with it")
+        raise InputError("the index does not say which model made its new embeddings; restart the service with it")
     flags = copy.copy(arguments)
     for name in set(FLAGS) & set(vars(flags)) - {"engine"}:
         delattr(flags, name)
@@ -261,7 +261,7 @@ def _models_after_upgrade(arguments: Arguments, settings: Mapping[str, Any]) -> 
     inputs.use_flags_of_index(flags, made_with, [])
     embedder = _embedder_of(flags)
     if fingerprint not in (None, embedder.fingerprint):
-        raise other_model(str(fingerprint), str(embedder.fingerprint), made_with, made_with)
+        raise model_mismatch_error(str(fingerprint), str(embedder.fingerprint), made_with, made_with)
     return embedder, inputs.load_refiner(flags)
 
 
@@ -270,8 +270,8 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
     if "model" in index.made_with:
         inputs.use_flags_of_index(arguments, index.made_with, [])
     if getattr(arguments, "model", None) is None:
-        log(f"{arguments.index} does not say which model made its embeddings, so only vectors and ids are searched "
-            "for; --model gives one")  # fmt: skip
+        log(f"{arguments.index} does not say which model made its embeddings, so queries must be vectors or ids; "
+            "--model accepts images")  # fmt: skip
         return None
     embedder = _embedder_of(arguments)
     index.check_model(embedder.fingerprint, inputs.made_with(arguments, str(arguments.index)))

@@ -98,7 +98,7 @@ def add_recipe(parser: Parser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN where it was stopped or killed")
     text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
     parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
-    text = "list the recipes of papers' results whose first lines have all of the WORDS"
+    text = "list the recipes of papers' results whose first lines contain all WORDS"
     parser.add_argument("--recipes", nargs="*", metavar="WORD", help=text)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     parser.add_argument("--help_all", action="store_true", help="show all settings")

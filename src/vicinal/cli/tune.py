@@ -63,7 +63,7 @@ def _add_study(parser: Parser, settings: type, section: str, examples: str) -> N
     parser.formatter_class = RecipeHelpFormatter
     parser.usage = f"{parser.prog} [RECIPE] --out STUDY [--{section}.SETTING VALUES ...] [--SETTING VALUE ...]"
     parser.epilog = examples
-    text = "the study's folder; a study that is there is continued, by several commands at a time if wanted"
+    text = "the study's folder; an existing study is continued, by several commands at a time if wanted"
     parser.add_argument("--out", metavar="STUDY", help=text)
     add_settings(parser, settings)
     text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"

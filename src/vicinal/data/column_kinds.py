@@ -74,7 +74,7 @@ def _plain(values: list[Any], kind: str, column: str) -> list[Any]:
     if kind == "integer":
         for value in (max(values), min(values)):
             if not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
-                raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; make it a text")
+                raise InputError(f"column {column!r} holds {value}, an integer of more than 64 bits; make it text")
     if kind == "floating":
         return [value if type(value) is float else exact_float(value, column) for value in values]
     return list(map({"integer": int, "boolean": bool}[kind], values))
@@ -90,8 +90,8 @@ def exact_float(value: Any, column: str) -> float:
 def rounded_integers(column: str) -> InputError:
     """The error of integers that are too large to be floats."""
     return InputError(
-        f"column {column!r} has integers beyond 2**53 beside numbers with fractions, among which they would be "
-        "rounded; make it a text"
+        f"column {column!r} mixes integers beyond 2**53 with fractional numbers, so that they would be rounded; make "
+        "it text"
     )
 
 

@@ -67,7 +67,7 @@ def validate_frame(frame: pd.DataFrame, root: str | Path | None = None) -> pd.Da
     """Return a copy of the frame in which every known column is checked and converted, with rows numbered from 0."""
     repeated = frame.columns[frame.columns.duplicated()]
     if len(repeated):
-        raise InputError(f"column {repeated[0]!r} is there twice; every column needs its own name")
+        raise InputError(f"column {repeated[0]!r} appears twice; every column needs its own name")
     columns = {str(column): _validate_column(frame[column], str(column), root) for column in frame.columns}
     columns = _with_checked_boxes(_with_comparable_labels(columns))
     return pd.DataFrame(columns, index=frame.index).reset_index(drop=True)
@@ -249,6 +249,6 @@ def warn_of_repeated_images(frame: pd.DataFrame, stacklevel: int) -> None:
     warnings.warn(
         f"{counted(images.ngroups, 'image is', 'images are')} in several rows, such as {path} (rows {rows})"
         + (f", {wrong:,} of them with different labels" if wrong else "")
-        + ": such rows find each other, which makes scores too high; keep one of each",
+        + ": such rows match each other, which inflates scores; keep one of each",
         stacklevel=stacklevel + 1,
     )

@@ -184,10 +184,10 @@ class _Parser:
         first, second = self._operand(left), self._operand(right)
         if isinstance(op, (ast.Is, ast.IsNot)):
             if not isinstance(first, Column) or second is not None:
-                self._fail(f"{self._shown(left)} is compared by `is`, which only asks `column is None`; use ==")
+                self._fail(f"{self._shown(left)} is compared with `is`, which only tests for None; use ==")
             return Missing(first, isinstance(op, ast.IsNot))
         if first is None or second is None:
-            self._fail("a missing value is found by `column is None`")
+            self._fail("test for a missing value by `column is None`")
         if not isinstance(first, Column) and not isinstance(second, Column):
             self._fail(f"{self._shown(left)} and {self._shown(right)} are compared, but neither is a column")
         return Comparison(first, SIGNS[type(op)], second)
@@ -196,14 +196,14 @@ class _Parser:
         side = self._operand(left)
         if isinstance(right, (ast.List, ast.Tuple, ast.Set)):
             if not isinstance(side, Column) or not right.elts:
-                self._fail(f"{self._shown(left)} in a list; a column can be in a list of one value or more")
+                self._fail(f"{self._shown(left)} in a list; `in` needs a column and one value or more")
             values = [self._literal(each) for each in right.elts]
             if any(value is None for value in values):
-                self._fail("a missing value is found by `column is None`")
+                self._fail("test for a missing value by `column is None`")
             return OneOf(side, tuple(value for value in values if value is not None), is_negated)
         column = self._operand(right)
         if not isinstance(side, str) or not isinstance(column, Column):
-            self._fail("`in` takes a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
+            self._fail("`in` needs a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
         return Contains(side, column, is_negated)
 
     def _operand(self, node: ast.expr) -> Column | Value | None:

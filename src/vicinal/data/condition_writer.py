@@ -124,7 +124,7 @@ class ConditionWriter(ABC, Generic[Filter]):
         if not self.kinds[column].is_numeric:
             self.fail(
                 f"column {column!r} holds texts that are not numbers, and {other} is a number; they cannot be compared "
-                f"by {sign}: a text stands in quotation marks"
+                f"by {sign}: put texts in quotation marks"
             )
 
     def _contains(self, condition: syntax.Contains) -> Filter:
@@ -132,7 +132,7 @@ class ConditionWriter(ABC, Generic[Filter]):
         if self.kinds[column].kind == "empty":
             return self.disjunction([])
         if self.kinds[column].kind != "string":
-            self.fail("`in` takes a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
+            self.fail("`in` needs a column in a list, such as size in ['S', 'M'], or a text in a column of texts")
         found = self.containing(column, condition.text) if condition.text else self.has_value(column)
         return self._selected(column, found, condition.is_negated)
 

@@ -178,7 +178,7 @@ def _default_fractions(table: Table, settings: DataSettings) -> dict[str, float]
         return {"train": 1.0}
     if len(table.classes) >= MIN_CLASSES:
         return DEFAULT_FRACTIONS
-    log(f"training on all {len(table.classes)} classes: too few to leave some to val and test; see data.val_images")
+    log(f"training on all {len(table.classes)} classes: too few to hold some out for val and test; see data.val_images")
     return {"train": 1.0}
 
 

@@ -32,7 +32,7 @@ def open_npy(path: Path) -> npt.NDArray[Any]:
             array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy raises many types of errors on damaged headers
         raise_if_of_system(error, path)
-        raise InputError(f"{path}: not a whole .npy file of numbers ({one_line(error, 120)})") from None
+        raise InputError(f"{path}: not a complete .npy file of numbers ({one_line(error, 120)})") from None
     if not array.ndim:
         raise InputError(f"{path}: one value of type {array.dtype}; it must be an array with a row for each image")
     return array

@@ -48,7 +48,7 @@ class EmbeddingShards:
         """
         manifests = read_manifests(folder)
         if not manifests:
-            raise InputError(f"{folder}: holds no shards, as vicinal embed --shard writes them")
+            raise InputError(f"{folder}: holds no shards of vicinal embed --shard")
         for each in manifests[1:]:
             check_together(folder, manifests[0], each)
         _raise(folder, list(_absences(Path(folder), manifests)))

@@ -54,7 +54,7 @@ def read_folder(folder: str | Path) -> tuple[pd.DataFrame, FoundFiles]:
         there = f"; there are {left_out}{hint}" if left_out else ""
         raise InputError(f"{folder}: no image in this folder or below (known are {', '.join(IMAGE_SUFFIXES)}){there}")
     if left_out:
-        log(f"{folder}: left out files of formats that are not read: {left_out}{hint}")
+        log(f"{folder}: left out files of unsupported formats: {left_out}{hint}")
     if found.without_images:
         log(f"{folder}: no image in {_these(found.without_images)}")
     files = _named_in_utf8(folder, files)
@@ -118,7 +118,7 @@ def find_images(folder: Path) -> FoundFiles:
             if is_image_file(name):
                 images += [path] if os.path.isfile(path) or not os.path.exists(path) else []  # no pipes; dangling links
             elif os.path.islink(path) and not os.path.exists(path):  # perhaps to a folder that is not mounted
-                unlisted[path] = "a link to nothing"
+                unlisted[path] = "a broken link"
             else:
                 others[os.path.splitext(name)[1].lower()] += 1
     relative = sorted((os.path.relpath(file, folder) for file in images), key=lambda file: PurePath(file).parts)

@@ -48,12 +48,12 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
     path the pattern is not found, or without a time, have no group.
     """
     if pattern is not None and minutes is not None:
-        raise InputError("group_pattern and group_minutes are two ways to tell groups; leave one of them out")
+        raise InputError("group_pattern and group_minutes both define groups; leave one of them out")
     if pattern is None and minutes is None:
         return table
     name = "group_minutes" if pattern is None else "group_pattern"
     if table.has("group"):
-        raise InputError(f"{name}: the table has a column group already; leave one of them out")
+        raise InputError(f"{name}: the table already has a column group; leave one of them out")
     if minutes is not None:
         numbers = _groups_by_time(table.paths, minutes)
     else:
@@ -72,7 +72,7 @@ def _groups_by_pattern(paths: list[str], pattern: str) -> Integers:
     texts = [None if match is None else match[1] if match.re.groups else match[0] for match in found]
     names = {text: number for number, text in enumerate(dict.fromkeys(filter(None, texts)))}
     if not names:
-        raise InputError(f"group_pattern = {pattern} is found in no path, such as {paths[0]}")
+        raise InputError(f"group_pattern = {pattern} matches no path, such as {paths[0]}")
     return np.array([NO_GROUP if not text else names[text] for text in texts])
 
 
@@ -81,7 +81,7 @@ def _groups_by_time(paths: list[str], minutes: float) -> Integers:
     times = np.array([capture_time(path) for path in paths], dtype=np.float64)
     rows = np.argsort(times)[: int(np.isfinite(times).sum())]
     if not len(rows):
-        raise InputError(f"group_minutes = {minutes:g}: no image says when it was taken, such as {paths[0]}")
+        raise InputError(f"group_minutes = {minutes:g}: no image has a time of capture, such as {paths[0]}")
     numbers = np.full(len(paths), NO_GROUP)
     numbers[rows] = np.cumsum(np.diff(times[rows], prepend=times[rows[0]]) > 60 * minutes)
     return numbers

@@ -43,7 +43,7 @@ class ImageFileProblems:
         if groups:
             ambiguous = f", {self.num_ambiguous:,} with different labels" if self.num_ambiguous else ""
             files = sum(map(len, self.duplicates))
-            lines.append(f"{files:,} images have the content of another ({counted(groups, 'group')}{ambiguous}):")
+            lines.append(f"{files:,} images have the same content as another ({counted(groups, 'group')}{ambiguous}):")
             lines += listed([", ".join(group) for group in self.duplicates])
         if self.boxes:
             boxes = counted(len(self.boxes), "bounding box", "bounding boxes")

@@ -103,7 +103,7 @@ def random_labels(table: Table, fraction: float, seed: int = 0) -> Table:
     training = table.take(rows)
     num_classes = len(training.classes)
     if num_classes < 2:
-        raise InputError(f"random labels take two training classes or more; there is only {training.classes[0]!r}")
+        raise InputError(f"random labels need two training classes or more; there is only {training.classes[0]!r}")
     altered = choose_rows(len(rows), fraction, rng)
     steps = rng.integers(1, num_classes, len(altered))  # how many classes further, so never the own class
     new_labels = (training.labels[altered] + steps) % num_classes
@@ -271,7 +271,7 @@ def _dissolved_classes(class_counts: Integers, fraction: float, rng: np.random.G
     number = int(np.abs(num_altered - fraction * num_altered[-1]).argmin())
     if number == len(order):
         raise InputError(
-            f"a fraction of {fraction} dissolves all training classes ({number}); take less, so that some stay"
+            f"a fraction of {fraction} dissolves all training classes ({number}); use less, so that some stay"
         )
     return order[:number]
 

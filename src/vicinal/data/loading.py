@@ -84,5 +84,5 @@ def load_run_table(path: str | Path) -> Table:
 
     table = Table.from_parquet(path, path_column=None, label_column=None)
     if read_metadata(Path(path), DIGEST_KEY) != frame_digest(table.frame):
-        raise InputError(f"{path}: is not as the run wrote it; restore the file, or train again")
+        raise InputError(f"{path}: has changed since the run wrote it; restore the file, or train again")
     return table

@@ -64,7 +64,7 @@ def check_foreign(table: Table, foreign: Table) -> None:
     """Raise InputError if foreign images are in the table itself."""
     own = np.intersect1d(table.paths, foreign.paths)
     if len(own):
-        raise InputError(f"{own[0]} is not a foreign image: it is one of the table's own; take others")
+        raise InputError(f"{own[0]} is not a foreign image: it is one of the table's own; use others")
 
 
 def foreign_images(table: Table, foreign: Table, fraction: float, seed: int = 0) -> Table:

@@ -63,7 +63,7 @@ def open_parquet(path: Path, content: bytes | None = None, **options: Any) -> It
     except Exception as error:  # Arrow and pandas raise many types of errors on damaged files and exotic columns
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(path, error) from None
-        raise InputError(f"{path}: not a Parquet file that can be read ({one_line(error)})") from None
+        raise InputError(f"{path}: not a readable Parquet file ({one_line(error)})") from None
 
 
 def read_embedding_column(path: Path, content: bytes | None = None) -> npt.NDArray[np.floating]:

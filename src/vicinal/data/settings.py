@@ -127,7 +127,7 @@ class DataSettings:
         require(self.num_workers is None or self.num_workers >= 0, "data.num_workers", self.num_workers, "0 or more")
         require(0 <= self.val_images < 1, "data.val_images", self.val_images, "from 0 to below 1")
         fits = self.order == "random" or bool(self.fractions)
-        require(fits, "data.order", self.order, "random without data.fractions, which it is for")
+        require(fits, "data.order", self.order, "random unless data.fractions is given")
         if self.redivide and not self.divides:
             raise InputError("data.redivide = true needs data.fractions, data.classes or data.split_column")
 

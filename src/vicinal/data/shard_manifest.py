@@ -120,7 +120,7 @@ class ShardManifest:
         try:
             content = json.loads(text)
             if content.pop(CHECKSUM) != _checksum(content):
-                raise ValueError("it is not as it was written")
+                raise ValueError("its content has changed")
             if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
                 raise ValueError("it has another format or version")
             parts = tuple(map(_read_part, content.pop("parts")))

@@ -80,7 +80,7 @@ def splits_by_fraction(
     for split, low, high in zip(splits, edges, edges[1:], strict=False):
         if low == high:
             raise InputError(
-                f"a fraction of {fractions[split]} of {len(names)} classes leaves {split} without any; give more"
+                f"a fraction of {fractions[split]} of {len(names)} classes leaves {split} empty; give more"
             )
         chosen |= dict.fromkeys(ordered[low:high], split)
     return chosen
@@ -148,7 +148,7 @@ def divide_classes(
     is_test = (frame["split"] == "test").to_numpy() if "split" in frame and not redivide else np.zeros(len(frame), bool)
     values = frame[column or "label"]
     if len(frame) and is_test.all():
-        raise InputError("the table has only the split test, which a division leaves as it is; take another, " + HINT)
+        raise InputError("the table has only the split test, which a division does not change; use another, " + HINT)
     names = sorted(values[~is_test].dropna().unique().tolist(), key=str)
     if fractions is not None:
         split_of = splits_by_fraction(names, fractions, seed, order)
@@ -245,7 +245,7 @@ def _check_test_kept(given: set[object], tested: pd.Series, has_splits: bool) ->
     """Check that the division neither adds to the test split nor, as a column of splits, takes from it."""
     if "test" in given or (has_splits and not tested.dropna().eq("test").all()):
         raise InputError(
-            f"the table has a test split of {len(tested):,} images, which a division leaves as it is; "
+            f"the table has a test split of {len(tested):,} images, which a division does not change; "
             f"divide the others into train and val, {HINT}"
         )
 

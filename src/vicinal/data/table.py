@@ -313,7 +313,7 @@ class Table:
             ['train', 'val', 'test']
         """
         if (fractions is not None) + (classes is not None) > 1 or (fractions, classes, column) == (None, None, None):
-            raise InputError("split_classes takes either fractions or classes, or a column that holds the splits")
+            raise InputError("split_classes needs one of fractions and classes, or a column with the splits")
         self._check_column(column or "label", "to be split")
         return self._from_valid(divide_classes(self.frame, fractions, classes, column, seed, order, redivide))
 

@@ -68,7 +68,9 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
     neighbors = nearest(queries, gallery, num_ranked, Exclusions(len(queries), len(gallery)))
     hits = np.array([np.isin(ids, rows) for ids, rows in zip(neighbors.ids, positives, strict=True)])
     scores = map_at_k(_ranks(hits, np.array([len(rows) for rows in positives])), k)
-    per_query = {f"{part}mAP@{k}": np.where(is_in, scores, np.nan) for part, is_in in _sets(table, query_rows).items()}
+    per_query = {
+        f"{part}mAP@{k}": np.where(is_in, scores, np.nan) for part, is_in in _query_subsets(table, query_rows).items()
+    }
     return Evaluation(
         metrics={name: float(np.nanmean(values)) for name, values in per_query.items()},
         protocol="listed positives",
@@ -85,28 +87,28 @@ def _positives(table: Table, query_rows: Integers, gallery_rows: Integers) -> li
     """The positions in the gallery of each query's positives."""
     ids = table.frame["image_id"].astype(str)
     positions = {name: position for position, name in enumerate(ids.iloc[gallery_rows])}
-    found = []
+    positives = []
     for row in query_rows:
         listed = set(str(table.frame["positives"].iloc[row]).split())
         unknown = min(listed - positions.keys(), default=None)
         if unknown is not None or not listed:
             what = "has no positives" if unknown is None else f"has the positive {unknown[:80]!r}, not in the gallery"
-            raise InputError(f"row {row}: the query {ids.iloc[row][:80]} {what}; every query needs some there")
-        found.append(np.array(sorted(positions[name] for name in listed)))
-    return found
+            raise InputError(f"row {row}: the query {ids.iloc[row][:80]} {what}; every query needs some in it")
+        positives.append(np.array(sorted(positions[name] for name in listed)))
+    return positives
 
 
 def _ranks(hits: Booleans, counts: Integers) -> Ranks:
     """The ranks of the positives; a positive that is not among the first k gets a rank beyond all k."""
-    beyond = hits.shape[1] + 1
+    missed_rank = hits.shape[1] + 1
     ranks = [
-        np.append(np.flatnonzero(row) + 1, np.full(count - row.sum(), beyond))
+        np.append(np.flatnonzero(row) + 1, np.full(count - row.sum(), missed_rank))
         for row, count in zip(hits, counts, strict=True)
     ]
     return Ranks(np.concatenate(ranks).astype(np.int64), counts.astype(np.int64))
 
 
-def _sets(table: Table, query_rows: Integers) -> dict[str, Booleans]:
+def _query_subsets(table: Table, query_rows: Integers) -> dict[str, Booleans]:
     """Prefix of the metric -> mask of its queries."""
     if not table.has("query_set"):
         return {"": np.ones(len(query_rows), dtype=bool)}

@@ -47,7 +47,7 @@ def confidence_intervals(
         [0.5, 1.0]
     """
     if not evaluation.per_query:
-        raise InputError("confidence intervals need scores of single queries: per_query of the evaluation is empty")
+        raise InputError("confidence intervals need per-query scores: per_query of the evaluation is empty")
     scores = np.column_stack(list(evaluation.per_query.values()))
     totals = unit_totals(scores, evaluation, table, resampling.resample_by)
     low, high = bootstrap_bounds(totals, resampling)
@@ -153,7 +153,7 @@ def paired_differences(
     """
     if first.protocol != second.protocol:
         raise InputError(
-            f"one evaluation is {first.protocol!r}, the other {second.protocol!r}; compare two of one protocol"
+            f"one evaluation is {first.protocol!r}, the other {second.protocol!r}; compare two of the same"
         )
     names = [name for name in first.per_query if name in second.per_query]
     if not names:
@@ -184,7 +184,7 @@ def common_metrics(*evaluations: Evaluation) -> list[str]:
 def _check_same_queries(first: Evaluation, second: Evaluation, before: Doubles, after: Doubles) -> None:
     if not np.array_equal(first.query_indices, second.query_indices):
         raise InputError(
-            f"the two evaluations have other queries ({first.num_queries:,} and {second.num_queries:,}); "
+            f"the two evaluations have different queries ({first.num_queries:,} and {second.num_queries:,}); "
             "evaluate one table"
         )
     other = np.flatnonzero((np.isnan(before) != np.isnan(after)).any(axis=1))

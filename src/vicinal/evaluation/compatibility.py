@@ -109,7 +109,7 @@ def upgrade_warnings(
     if upgrade is None:
         raise InputError("the dimensions of old and new embeddings differ: queries of the new model need an adapter")
     warnings = []
-    for base, words in ((NEW, "embedding the gallery anew"), (OLD, "keeping the old model")):
+    for base, words in ((NEW, "re-embedding the gallery"), (OLD, "keeping the old model")):
         differences = paired_differences(evaluations[base], evaluations[upgrade], table, resampling)
         for metric in [name for name in JUDGED if name in differences.index]:
             row = 100 * differences.loc[metric]

@@ -80,24 +80,24 @@ def evaluate_identification(
     """
     check_rows(embeddings, table)
     check_confidence_level(confidence_level)
-    gallery, queries = _sides(table, known_fraction, seed)
+    gallery, queries = _split_rows(table, known_fraction, seed)
     labels = table.labels
     vectors = UnitVectors(embeddings, "embedding", queries)
-    found = class_similarities(
+    similarities = class_similarities(
         vectors, UnitVectors(embeddings, "embedding", gallery), labels[queries], labels[gallery],
         same_image_or_group(table, queries, gallery), pooling=calibration.pooling,
     )  # fmt: skip
-    is_right = found.own > found.others[:, 0]
-    scores = found.best - found.runner_up if calibration.score == "margin" else found.best
+    is_right = similarities.own > similarities.others[:, 0]
+    scores = similarities.best - similarities.runner_up if calibration.score == "margin" else similarities.best
     is_new = ~calibration.accepts(scores)
-    is_known = found.own > -np.inf
+    is_known = similarities.own > -np.inf
     is_unknown = ~np.isin(labels[queries], labels[gallery])
     if not (is_known.any() and is_unknown.any()):
         raise InputError(
             f"{is_known.sum()} photos of known and {is_unknown.sum()} of unknown identities are left to be identified; "
             "use more classes, of two images or more"
         )
-    groups = np.where(is_right, labels[queries], found.other_labels[:, 0])
+    groups = np.where(is_right, labels[queries], similarities.other_labels[:, 0])
     new = np.flatnonzero(is_new)
     threshold = calibration.threshold if calibration.cluster_threshold is None else calibration.cluster_threshold
     groups[new] = len(table.classes) + cluster_photos(vectors.take(new).cpu().numpy(), threshold)
@@ -119,7 +119,7 @@ def evaluate_identification(
     )
 
 
-def _sides(table: Table, known_fraction: float, seed: int) -> tuple[Integers, Integers]:
+def _split_rows(table: Table, known_fraction: float, seed: int) -> tuple[Integers, Integers]:
     """The rows that are enrolled, and those that are identified."""
     if table.has("is_query") and table.has("is_gallery"):
         is_gallery = table.frame["is_gallery"].to_numpy(dtype=bool)
@@ -168,14 +168,16 @@ def jackknife(classes: Integers, clusters: Integers, confidence_level: float) ->
     from scipy.special import stdtrit
 
     names = np.unique(classes)
-    whole, number = cluster_agreement(classes, clusters), len(names)
-    if number < 2:
-        return dict.fromkeys(whole, (np.nan, np.nan))
-    without = [cluster_agreement(classes[kept], clusters[kept]) for name in names for kept in [classes != name]]
+    full_metrics, num_classes = cluster_agreement(classes, clusters), len(names)
+    if num_classes < 2:
+        return dict.fromkeys(full_metrics, (np.nan, np.nan))
+    replicates = [
+        cluster_agreement(classes[is_kept], clusters[is_kept]) for name in names for is_kept in [classes != name]
+    ]
     intervals = {}
-    for metric, value in whole.items():
-        values = np.array([each[metric] for each in without])
-        error = np.sqrt((number - 1) / number * ((values - values.mean()) ** 2).sum())
-        half = float(stdtrit(number - 1, (1 + confidence_level) / 2) * error)
+    for metric, value in full_metrics.items():
+        values = np.array([each[metric] for each in replicates])
+        error = np.sqrt((num_classes - 1) / num_classes * ((values - values.mean()) ** 2).sum())
+        half = float(stdtrit(num_classes - 1, (1 + confidence_level) / 2) * error)
         intervals[metric] = (max(value - half, -0.5 if metric == "ARI" else 0.0), min(value + half, 1.0))
     return intervals

@@ -76,12 +76,12 @@ def cost_cells(row: Any) -> list[str]:
     return [
         row.kind,
         str(row.dim),
-        _shown(row.size, str),
-        _shown(row.num_parameters, _count),
-        _shown(row.trained_parameters, _count),
-        _shown(row.weights_bytes, lambda size: _digits(size / 1e6)),
-        _shown(row.training_seconds, duration),
-        _shown(row.images_per_second, _digits),
+        _format_or_unknown(row.size, str),
+        _format_or_unknown(row.num_parameters, _format_count),
+        _format_or_unknown(row.trained_parameters, _format_count),
+        _format_or_unknown(row.weights_bytes, lambda size: _format_number(size / 1e6)),
+        _format_or_unknown(row.training_seconds, duration),
+        _format_or_unknown(row.images_per_second, _format_number),
     ]
 
 
@@ -91,17 +91,17 @@ def costs_text(costs: pd.DataFrame) -> str:
     return aligned([["", *HEADS], *rows], num_left=2)
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     """A number of parameters with three digits."""
     if number < 1000:
         return str(number)
-    return f"{_digits(number / 1e3)} k" if number < 999_500 else f"{_digits(number / 1e6)} M"
+    return f"{_format_number(number / 1e3)} k" if number < 999_500 else f"{_format_number(number / 1e6)} M"
 
 
-def _digits(value: float) -> str:
+def _format_number(value: float) -> str:
     """A positive number with three digits, or all of its integral part."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _shown(value: Any, text: Any) -> str:
-    return UNKNOWN if pd.isna(value) else text(value)
+def _format_or_unknown(value: Any, formatter: Any) -> str:
+    return UNKNOWN if pd.isna(value) else formatter(value)

@@ -93,7 +93,7 @@ def open_set_scores(
     query_rows, gallery_rows = query_gallery_rows(table)
     labels = table.labels
     _check_classes(labels[query_rows], labels[gallery_rows], needed=1 if score == "similarity" else 2)
-    found = class_similarities(
+    similarities = class_similarities(
         UnitVectors(embeddings, "embedding", query_rows),
         UnitVectors(embeddings, "embedding", gallery_rows),
         labels[query_rows],
@@ -102,18 +102,18 @@ def open_set_scores(
         num_others=3,
         pooling=pooling,
     )
-    has_own = found.own > -np.inf
+    has_own = similarities.own > -np.inf
     if table.has("group") and not has_own.any():
         own_row = own_gallery_rows(table, query_rows, gallery_rows)
         Relevance(labels[query_rows], labels[gallery_rows], own_row).check_any_positive(has_own)
-    known, unknown, without_match = _scores(found, score)
+    known, unknown, without_match = _scores(similarities, score)
     return OpenSetScores(
         known=known[has_own],
-        is_right=(found.own > found.others[:, 0])[has_own],
+        is_right=(similarities.own > similarities.others[:, 0])[has_own],
         known_classes=labels[query_rows][has_own],
         unknown=unknown,
         unknown_classes=labels[query_rows],
-        unknown_matches=found.other_labels[:, 0],
+        unknown_matches=similarities.other_labels[:, 0],
         unknown_without_match=without_match,
         num_gallery=len(gallery_rows),
     )
@@ -134,17 +134,17 @@ def ood_scores(
     rows = query_gallery_rows(table)[1]
     queries, gallery = UnitVectors(ood, "query"), UnitVectors(embeddings, "embedding", rows)
     labels = np.full(len(queries), table.labels.max() + 1)
-    found = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3, pooling=pooling)
-    return _scores(found, score)[1]
+    similarities = class_similarities(queries, gallery, labels, table.labels[rows], num_others=3, pooling=pooling)
+    return _scores(similarities, score)[1]
 
 
-def _scores(found: ClassSimilarities, score: ScoreKind) -> tuple[Floats, Floats, Floats]:
+def _scores(similarities: ClassSimilarities, score: ScoreKind) -> tuple[Floats, Floats, Floats]:
     """The scores of queries as known ones, as unknown ones, and without the class of their best match too."""
-    first, second, third = found.others.T
+    first, second, third = similarities.others.T
     if score == "similarity":
-        return found.best, first, second
+        return similarities.best, first, second
     third = np.maximum(third, LOWEST_SIMILARITY)  # where there are only two other classes
-    return found.best - found.runner_up, first - second, second - third
+    return similarities.best - similarities.runner_up, first - second, second - third
 
 
 def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Integers) -> Exclusions:
@@ -155,8 +155,8 @@ def same_image_or_group(table: Table, query_rows: Integers, gallery_rows: Intege
 
 def _check_classes(query_labels: Integers, gallery_labels: Integers, needed: int) -> None:
     classes = np.unique(gallery_labels)
-    fewest = len(classes) - int(np.isin(query_labels, classes).any())
-    if fewest < needed:
+    num_others = len(classes) - int(np.isin(query_labels, classes).any())
+    if num_others < needed:
         raise InputError(
             f"the gallery has {len(classes)} classes; queries of unknown classes need {needed} besides their own"
         )

@@ -82,10 +82,10 @@ def evaluate(
     queries = gallery = UnitVectors(embeddings, "embedding", query_rows if is_split else None)
     is_same = gallery_embeddings is None or gallery_embeddings is embeddings
     if is_split or not is_same:
-        of_gallery = embeddings if gallery_embeddings is None else gallery_embeddings
-        check_rows(of_gallery, table)
+        gallery_source = embeddings if gallery_embeddings is None else gallery_embeddings
+        check_rows(gallery_source, table)
         name = "embedding" if is_same else "gallery vector"
-        gallery = UnitVectors(of_gallery, name, gallery_rows if is_split else None, device=queries.device)
+        gallery = UnitVectors(gallery_source, name, gallery_rows if is_split else None, device=queries.device)
     exclude_self, groups = own_gallery_rows(table, query_rows, gallery_rows), group_codes(table)
     fine = Relevance(
         table.labels[query_rows],
@@ -120,8 +120,8 @@ def query_gallery_rows(table: Table) -> tuple[Integers, Integers]:
     if not _has_queries_and_gallery(table):
         return np.arange(len(table)), np.arange(len(table))
     rows = [np.flatnonzero(table.frame[column].to_numpy(dtype=bool)) for column in ("is_query", "is_gallery")]
-    for some, column in zip(rows, ("is_query", "is_gallery"), strict=True):
-        if not len(some):
+    for selected, column in zip(rows, ("is_query", "is_gallery"), strict=True):
+        if not len(selected):
             raise InputError(f"the table has no row with {column} true; there must be at least one")
     return rows[0], rows[1]
 
@@ -148,8 +148,8 @@ def count_noisy_labels(table: Table) -> tuple[int, int]:
 
 def _has_queries_and_gallery(table: Table) -> bool:
     if table.has("is_query") != table.has("is_gallery"):
-        known, missing = ("is_query", "is_gallery") if table.has("is_query") else ("is_gallery", "is_query")
-        raise InputError(f"the table has a column {known} but no {missing}; give both or neither")
+        present, missing = ("is_query", "is_gallery") if table.has("is_query") else ("is_gallery", "is_query")
+        raise InputError(f"the table has a column {present} but no {missing}; give both or neither")
     return table.has("is_query")
 
 
@@ -157,13 +157,13 @@ def own_gallery_rows(table: Table, query_rows: Integers, gallery_rows: Integers)
     """The gallery row of each query's own image, by its row or else by its path and box; -1 if there is none."""
     positions = np.full(len(table), -1)
     positions[gallery_rows] = np.arange(len(gallery_rows))
-    own = positions[query_rows]
-    is_unknown = own < 0
+    own_rows = positions[query_rows]
+    is_unknown = own_rows < 0
     if is_unknown.any() and table.has("path"):
         keys = table.image_keys
         by_key = {keys[row]: position for position, row in reversed([*enumerate(gallery_rows.tolist())])}
-        own[is_unknown] = [by_key.get(keys[row], -1) for row in query_rows[is_unknown].tolist()]
-    return own
+        own_rows[is_unknown] = [by_key.get(keys[row], -1) for row in query_rows[is_unknown].tolist()]
+    return own_rows
 
 
 def coarse_columns(table: Table) -> list[str]:

@@ -158,12 +158,12 @@ class _TiledCounting:
         reranked: RerankedScores | None,
         divided: bool,
     ) -> None:
-        self._queries = _kept_if_few(queries)
-        self._gallery = self._queries if queries is gallery else _kept_if_few(gallery)
+        self._queries = _materialize_if_small(queries)
+        self._gallery = self._queries if queries is gallery else _materialize_if_small(gallery)
         self._levels, self._reranked = levels, reranked
         self._division = Division.of_group() if divided else Division()
         self._rows, self._columns = _tile_size(len(queries), len(gallery), chunk_size, queries.device)
-        self._rows = self._division.tile_rows(self._division.smallest(self._rows), len(queries))
+        self._rows = self._division.tile_rows(self._division.all_reduce_min(self._rows), len(queries))
         self._excluded = _excluded_other_labels(levels)
         self._is_symmetric = queries is gallery and reranked is None and not len(self._excluded[0])
         self._product = ScoreBuffer(self._rows, self._columns, queries.device).product
@@ -183,7 +183,7 @@ class _TiledCounting:
 
     def _tops(self, panel: _Panel) -> Iterable[int]:
         """The rows of tiles in which this process must count, with progress where they are many."""
-        tops = self._division.own(range(panel.start, panel.stop, self._rows))
+        tops = self._division.local_tops(range(panel.start, panel.stop, self._rows))
         is_long = len(self._queries) * len(self._gallery) >= LONG_PAIRS
         return track(tops, "ranking", len(tops), show=is_long)
 
@@ -198,8 +198,8 @@ class _TiledCounting:
             for each in self._levels
         ]
         counters = [
-            _counter(found, relevance, start, self._queries.device)
-            for found, relevance in zip(positives, self._levels, strict=True)
+            _counter(level_positives, relevance, start, self._queries.device)
+            for level_positives, relevance in zip(positives, self._levels, strict=True)
         ]
         return _Panel(start, stop, positives, counters, increments)
 
@@ -237,18 +237,20 @@ class _TiledCounting:
         if self._reranked is None or panel.increments is None:
             return
         increments, first = panel.increments, top - panel.start
-        some = slice(*np.searchsorted(increments.rows, (first, first + len(scores))))
-        of_tile = ScoreIncrements(increments.rows[some] - first, increments.columns[some], increments.amounts[some])
+        span = slice(*np.searchsorted(increments.rows, (first, first + len(scores))))
+        tile_increments = ScoreIncrements(
+            increments.rows[span] - first, increments.columns[span], increments.amounts[span]
+        )
         raised = scores.cpu().numpy()
-        self._reranked.increment_block(raised, of_tile, left)
+        self._reranked.increment_block(raised, tile_increments, left)
         scores.copy_(torch.from_numpy(raised))
 
     def _mask(self, scores: Tensor, top: int, left: int) -> None:
         """Mask the excluded pairs of different labels in a tile of scores; same-label pairs are never counted."""
         queries, rows = self._excluded
-        some = slice(*np.searchsorted(queries, (top, top + scores.shape[0])))
-        inside = (rows[some] >= left) & (rows[some] < left + scores.shape[1])
-        pairs = torch.from_numpy(queries[some][inside] - top), torch.from_numpy(rows[some][inside] - left)
+        span = slice(*np.searchsorted(queries, (top, top + scores.shape[0])))
+        is_in_tile = (rows[span] >= left) & (rows[span] < left + scores.shape[1])
+        pairs = torch.from_numpy(queries[span][is_in_tile] - top), torch.from_numpy(rows[span][is_in_tile] - left)
         scores[pairs] = MASKED
 
 
@@ -257,7 +259,7 @@ def _tile_size(queries: int, gallery: int, chunk_size: int | None, device: torch
     return min(chunk_size or side, queries), min(side, gallery)
 
 
-def _kept_if_few(vectors: UnitVectors) -> UnitVectors:
+def _materialize_if_small(vectors: UnitVectors) -> UnitVectors:
     """The vectors; if there are few, their unit vectors stay in memory."""
     is_on_gpu = vectors.device.type != "cpu"
     max_bytes = 4 * MAX_UNIT_TILES * tile_elements(vectors.device) if is_on_gpu else MAX_UNIT_BYTES
@@ -278,8 +280,10 @@ def _counter(positives: Positives, relevance: Relevance, start: int, device: tor
 
 def _ranks(positives: Positives, totals: TotalCounts, first: int, last: int) -> Ranks:
     """The ranks of the positives of queries `first` to `last`, summed up from the counts between them."""
-    from vicinal.evaluation.counting.kernels import sum_up  # imports numba
+    from vicinal.evaluation.counting.kernels import write_ranks  # imports numba
 
     counts = positives.counts[first:last]
     ranks = np.empty(counts.sum(), dtype=np.int64)
-    return Ranks(ranks, counts, sum_up(positives.scores, positives.first[first:last], counts, *totals, first, ranks))
+    return Ranks(
+        ranks, counts, write_ranks(positives.scores, positives.first[first:last], counts, *totals, first, ranks)
+    )

@@ -95,8 +95,8 @@ class Relevance:
 
     def have_match(self) -> Booleans:
         """Whether the gallery has another image of the label of each query, in its group or not, bool [q]."""
-        own = self._exclusions._exclude_self
-        return self._counts - ((own >= 0) & self._is_match(np.arange(len(own)), own)) > 0
+        own_rows = self._exclusions._exclude_self
+        return self._counts - ((own_rows >= 0) & self._is_match(np.arange(len(own_rows)), own_rows)) > 0
 
     def check_any_positive(self, have_positive: Booleans) -> None:
         """Raise InputError if no query has a positive; the message says whether groups exclude all matches.
@@ -106,14 +106,14 @@ class Relevance:
         """
         if have_positive.any():
             return
-        of, excluded = f"none of the {len(have_positive):,} queries has", int(self.have_match().sum())
+        subject, excluded = f"none of the {len(have_positive):,} queries has", int(self.have_match().sum())
         if excluded:
             raise InputError(
-                f"{of} an image of its class to find in another group: the column group excludes all matches of "
+                f"{subject} an image of its class to find in another group: the column group excludes all matches of "
                 f"{excluded:,}; leave the column out, or add images of other groups"
             )
         raise InputError(
-            f"{of} another image of its class to find; evaluation needs at least one class with two images"
+            f"{subject} another image of its class to find; evaluation needs at least one class with two images"
         )
 
     def label_ranges(self, start: int, stop: int) -> tuple[Integers, Integers]:
@@ -122,16 +122,18 @@ class Relevance:
 
     def is_excluded(self, queries: Integers, rows: Integers) -> Booleans:
         """Whether gallery rows are excluded from the rankings of queries; the two arrays are broadcast."""
-        of = self._exclusions
-        group = of._query_groups[queries]
-        same_group = (group >= 0) & (of._gallery_groups[rows] == group)
-        return (rows == of._exclude_self[queries]) | (same_group & of._is_match(queries, rows))
+        base = self._exclusions
+        group = base._query_groups[queries]
+        same_group = (group >= 0) & (base._gallery_groups[rows] == group)
+        return (rows == base._exclude_self[queries]) | (same_group & base._is_match(queries, rows))
 
     @property
     def _excluded_pairs(self) -> ExcludedPairs:
         """The arrays behind :meth:`is_excluded`, for compiled kernels."""
-        of = self._exclusions
-        return ExcludedPairs(of._exclude_self, of._query_groups, of._gallery_groups, of.query_labels, of.gallery_labels)
+        base = self._exclusions
+        return ExcludedPairs(
+            base._exclude_self, base._query_groups, base._gallery_groups, base.query_labels, base.gallery_labels
+        )
 
     def excluded_other_labels(self) -> tuple[Integers, Integers]:
         """The excluded pairs whose labels differ: queries, ascending, and gallery rows."""
@@ -147,20 +149,20 @@ class Relevance:
 
     def _same_group_other_labels(self) -> tuple[Integers, Integers]:
         """Same-group positives by the labels of `exclusions` that have different labels here."""
-        of, queries, rows = self._exclusions, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-        for query in np.flatnonzero((self.label_counts() > 0) & (of._query_groups >= 0)):
-            excluded = of.excluded(int(query))
+        base, queries, rows = self._exclusions, [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for query in np.flatnonzero((self.label_counts() > 0) & (base._query_groups >= 0)):
+            excluded = base.excluded(int(query))
             rows.append(excluded[~self._is_match(np.full(len(excluded), query), excluded)])
             queries.append(np.full(len(rows[-1]), query))
         return np.concatenate(queries), np.concatenate(rows)
 
     def _contains_finer_labels(self) -> bool:
         """Whether rows with equal labels in `exclusions` have equal labels here."""
-        of = self._exclusions
-        fine, coarse = of.gallery_labels[of.rows_by_label], self.gallery_labels[of.rows_by_label]
-        queries = np.flatnonzero(of.label_counts() > 0)
-        agree = self._is_match(queries, of.rows_by_label[of._begin[queries]]) | (self.query_labels[queries] < 0)
-        return of is self or bool(agree.all() and ((np.diff(fine) > 0) | (np.diff(coarse) == 0)).all())
+        base = self._exclusions
+        fine, coarse = base.gallery_labels[base.rows_by_label], self.gallery_labels[base.rows_by_label]
+        queries = np.flatnonzero(base.label_counts() > 0)
+        agree = self._is_match(queries, base.rows_by_label[base._begin[queries]]) | (self.query_labels[queries] < 0)
+        return base is self or bool(agree.all() and ((np.diff(fine) > 0) | (np.diff(coarse) == 0)).all())
 
     def _is_match(self, queries: Integers, rows: Integers) -> Booleans:
         labels = self.query_labels[queries]

@@ -96,12 +96,12 @@ class ResultsTable:
             groups: the metrics of groups of queries, as :func:`~vicinal.evaluation.metrics_by` returns them.
             constants: columns with one value for all rows.
         """
-        frame = _typed(metrics.rename_axis("metric").reset_index(), constants)
+        frame = _with_column_types(metrics.rename_axis("metric").reset_index(), constants)
         if groups is not None:
             counts = ["num_queries", "num_without_positive"]
             rows = groups.rename_axis("group").reset_index().melt(["group", *counts], var_name="metric")
             of_groups = {name: constants.get(name) for name in GROUP_CONSTANTS} | {"group_by": groups.index.name}
-            frame = pd.concat([frame, _typed(rows, of_groups)], ignore_index=True)
+            frame = pd.concat([frame, _with_column_types(rows, of_groups)], ignore_index=True)
         return cls(frame)
 
     @classmethod
@@ -114,7 +114,7 @@ class ResultsTable:
         first, *others = tables
         for other in others:
             if (other.confidence_level, other.resample_by) != (first.confidence_level, first.resample_by):
-                raise InputError("the tables have other kinds of intervals; use the same resampling for all")
+                raise InputError("the tables have different kinds of intervals; use the same resampling for all")
         return replace(first, frame=pd.concat([first.frame, *(each.frame for each in others)], ignore_index=True))
 
     @property
@@ -187,7 +187,7 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
-def _typed(rows: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
+def _with_column_types(rows: pd.DataFrame, constants: Mapping[str, Any]) -> pd.DataFrame:
     """All columns of the table, with their types; the column `metric` of the rows holds full names."""
     level, _, name = (rows["metric"].astype("string").str.rpartition("/")[part] for part in range(3))
     rows = rows.assign(**constants, label_level=level.where(level != "", LABEL), metric=name)
@@ -204,13 +204,13 @@ def results_text(results: ResultsTable) -> str:
     frame, models = results.frame, results.models
     is_mean = frame["model"].isna()
     if is_mean.any():
-        return _block(results, frame[is_mean])
+        return _format_block(results, frame[is_mean])
     if results.baseline is not None and (len(models) > 2 or results.costs is not None):
         return _table_of_models(results)
     if results.baseline is not None or len(models) == 1:
-        return _block(results, frame)
-    blocks = [f"{model}\n{_block(results, frame[frame['model'] == model])}" for model in models]
-    return "\n\n".join([*_costs(results), *blocks])
+        return _format_block(results, frame)
+    blocks = [f"{model}\n{_format_block(results, frame[frame['model'] == model])}" for model in models]
+    return "\n\n".join([*_cost_lines(results), *blocks])
 
 
 def has_many_ties(num_ties: int, num_queries: int) -> bool:
@@ -224,36 +224,38 @@ def _table_of_models(results: ResultsTable) -> str:
     cells = {
         metric: [
             [metric, "value", "difference"],
-            *([name, _value(row), "" if pd.isna(row.difference) else _difference(row)]
+            *([name, _format_value(row), "" if pd.isna(row.difference) else _format_difference(row)]
               for name, rows in columns.items() for row in rows.loc[[metric]].itertuples()),
         ]
         for metric in columns[results.models[0]].index
     }  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*itertools.chain(*cells.values()), strict=True)]
     blocks = ["\n".join("   ".join(map(str.ljust, row, widths)).rstrip() for row in rows) for rows in cells.values()]
-    return "\n\n".join(["\n".join(_head(results, columns)), *_costs(results), *blocks])
+    return "\n\n".join(["\n".join(_header_lines(results, columns)), *_cost_lines(results), *blocks])
 
 
-def _costs(results: ResultsTable) -> list[str]:
+def _cost_lines(results: ResultsTable) -> list[str]:
     return [] if results.costs is None else [costs_text(results.costs)]
 
 
-def _block(results: ResultsTable, frame: pd.DataFrame) -> str:
+def _format_block(results: ResultsTable, frame: pd.DataFrame) -> str:
     overall = frame[frame["group"].isna()]
     by = ["model"] if overall["model"].nunique() > 1 else ["stage"]
     columns = {str(name): rows.set_index(full_names(rows)) for (name,), rows in overall.groupby(by, sort=False)}
     first = next(iter(columns.values()))
     cells = [["", *first.index]]
     for name, rows in columns.items():
-        cells.append([name, *(_value(row) for row in rows.itertuples())])
+        cells.append([name, *(_format_value(row) for row in rows.itertuples())])
         if rows["difference"].notna().any():
-            cells.append(["difference", *(_difference(row) for row in rows.itertuples())])
+            cells.append(["difference", *(_format_difference(row) for row in rows.itertuples())])
     widths = [max(map(len, column)) for column in cells]
     lines = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in zip(*cells, strict=True)]
-    return "\n".join([*_head(results, columns), *lines[len(columns) == 1 :], *_groups(frame, list(first.index))])
+    return "\n".join(
+        [*_header_lines(results, columns), *lines[len(columns) == 1 :], *_group_lines(frame, list(first.index))]
+    )
 
 
-def _head(results: ResultsTable, columns: dict[str, pd.DataFrame]) -> list[str]:
+def _header_lines(results: ResultsTable, columns: dict[str, pd.DataFrame]) -> list[str]:
     """Protocol, numbers of images and remarks, above the metrics."""
     rows, first = pd.concat(columns), _first_row(next(iter(columns.values())))
     intervals = f"{100 * (results.confidence_level or 0):g} % confidence intervals"
@@ -283,21 +285,21 @@ def _first_row(rows: pd.DataFrame) -> Any:
     return next(rows.itertuples())
 
 
-def _value(row: Any) -> str:
+def _format_value(row: Any) -> str:
     text = f"{100 * row.value:6.2f} %"
     if pd.notna(row.std):
         text += f" ± {100 * row.std:.2f}"
     return text + (f" [{100 * row.low:.2f}, {100 * row.high:.2f}]" if pd.notna(row.low) else "")
 
 
-def _difference(row: Any) -> str:
+def _format_difference(row: Any) -> str:
     text = f"{100 * row.difference:+6.2f}"
     if pd.isna(row.p_value):
         return text
     return f"{text} [{100 * row.difference_low:+.2f}, {100 * row.difference_high:+.2f}] p {row.p_value:.3g}"
 
 
-def _groups(frame: pd.DataFrame, metrics: list[str]) -> list[str]:
+def _group_lines(frame: pd.DataFrame, metrics: list[str]) -> list[str]:
     """The groups with the lowest metrics, and the macro average, in which every group counts the same."""
     rows = frame[frame["group"].notna()]
     if not len(rows):

@@ -98,10 +98,10 @@ def evaluate_revisited(
     _check(queries, gallery, ground_truth, precision_at)
     metrics: dict[str, Metric] = {"mAP": trapezoidal_precision}
     metrics |= {f"mP@{k}": partial(precision_at_k, k=k) for k in precision_at}
-    ranking = _ranked(queries, gallery, others)
+    ranking = _rank_gallery(queries, gallery, others)
     num_gallery = len(gallery) + (0 if others is None else len(others))
     return {
-        difficulty: _evaluation(difficulty, ranking, ground_truth, metrics=metrics, num_gallery=num_gallery)
+        difficulty: _evaluate_difficulty(difficulty, ranking, ground_truth, metrics=metrics, num_gallery=num_gallery)
         for difficulty in POSITIVES
     }
 
@@ -144,28 +144,28 @@ def evaluate_revisited_table(embeddings: Array, table: Table, ground_truth: Grou
     """
     num_images, num_queries = len(ground_truth.images), len(ground_truth.queries)
     first_distractor = num_images + num_queries
-    others = table.frame.iloc[first_distractor:]
-    has_others = len(others) > 0 and table.has("is_gallery") and bool(others["is_gallery"].all())
-    if not len(embeddings) == len(table) or (len(table) != first_distractor and not has_others):
+    distractors = table.frame.iloc[first_distractor:]
+    has_distractors = len(distractors) > 0 and table.has("is_gallery") and bool(distractors["is_gallery"].all())
+    if not len(embeddings) == len(table) or (len(table) != first_distractor and not has_distractors):
         raise InputError(
             f"{len(embeddings)} embeddings, but the ground truth has {num_images} gallery images and then "
             f"{num_queries} queries, after which there may be distractors (is_gallery)"
         )
-    found = evaluate_revisited(
+    evaluations = evaluate_revisited(
         embeddings[num_images:first_distractor],
         embeddings[:num_images],
         ground_truth,
-        distractors=embeddings[first_distractor:] if has_others else None,
+        distractors=embeddings[first_distractor:] if has_distractors else None,
     )
-    return replace(merge_difficulties(found), query_indices=num_images + np.arange(num_queries))
+    return replace(merge_difficulties(evaluations), query_indices=num_images + np.arange(num_queries))
 
 
 def trapezoidal_precision(positions: Integers) -> float:
     """Average precision by trapezoids, as published."""
-    found = np.arange(len(positions))
-    before = np.where(positions == 0, 1.0, found / np.maximum(positions, 1))
-    after = (found + 1) / (positions + 1)
-    return float((before + after).sum() / (2 * len(positions)))
+    num_before = np.arange(len(positions))
+    precision_before = np.where(positions == 0, 1.0, num_before / np.maximum(positions, 1))
+    precision_after = (num_before + 1) / (positions + 1)
+    return float((precision_before + precision_after).sum() / (2 * len(positions)))
 
 
 def precision_at_k(positions: Integers, k: int) -> float:
@@ -196,7 +196,7 @@ def _check(queries: UnitVectors, gallery: UnitVectors, ground_truth: GroundTruth
             raise InputError(f"mP@{k} is invalid; k must be an integer from 1 up")
 
 
-def _ranked(queries: UnitVectors, gallery: UnitVectors, distractors: UnitVectors | None) -> _Ranking:
+def _rank_gallery(queries: UnitVectors, gallery: UnitVectors, distractors: UnitVectors | None) -> _Ranking:
     block = ScoreBuffer(len(queries), len(gallery), queries.device)
     scores: Floats = block.fill(queries.block(0, len(queries)), gallery, 0, len(gallery)).cpu().numpy()
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -233,11 +233,14 @@ def _distractors_before(queries: UnitVectors, distractors: UnitVectors, falling:
     return np.cumsum(bins[:, :0:-1], axis=1), is_equal[:, ::-1]
 
 
-def _evaluation(
+def _evaluate_difficulty(
     difficulty: str, ranking: _Ranking, ground_truth: GroundTruth, *, metrics: Mapping[str, Metric], num_gallery: int
 ) -> Evaluation:
-    positives, removed = _joined(ground_truth, POSITIVES[difficulty]), _joined(ground_truth, REMOVED[difficulty])
-    positions = [_positions_left(*each) for each in zip(ranking.positions, positives, removed, strict=True)]
+    positives, removed = (
+        _concatenate_lists(ground_truth, POSITIVES[difficulty]),
+        _concatenate_lists(ground_truth, REMOVED[difficulty]),
+    )
+    positions = [_positions_without(*each) for each in zip(ranking.positions, positives, removed, strict=True)]
     if not any(map(len, positions)):
         raise InputError(f"{difficulty}: no query has a positive; the ground truth must name some")
     per_query = {
@@ -254,14 +257,14 @@ def _evaluation(
     )
 
 
-def _joined(ground_truth: GroundTruth, lists: tuple[str, ...]) -> list[Integers]:
+def _concatenate_lists(ground_truth: GroundTruth, lists: tuple[str, ...]) -> list[Integers]:
     return [np.concatenate(each) for each in zip(*(getattr(ground_truth, name) for name in lists), strict=True)]
 
 
-def _positions_left(positions: Integers, positives: Integers, removed: Integers) -> Integers:
+def _positions_without(positions: Integers, positives: Integers, removed: Integers) -> Integers:
     """The positions of one query's positives, ascending, after images were removed from its ranking."""
-    found = np.sort(positions[positives])
-    return found - np.searchsorted(np.sort(positions[removed]), found)
+    kept = np.sort(positions[positives])
+    return kept - np.searchsorted(np.sort(positions[removed]), kept)
 
 
 def _num_ties(scores: Floats, is_tied: Booleans, positives: Integers, removed: Integers) -> int:

@@ -34,7 +34,7 @@ def export_onnx(graph: ExportGraph, path: Path, fingerprint: str) -> None:
         raise InputError(f"the exported model would have {num_bytes / 2**30:.1f} GiB; an ONNX file has at most 2 GiB")
     model = _export(graph)
     _name_dimensions(model, graph)
-    _forget_origin(model)
+    _strip_debug_info(model)
     model.producer_name = "vicinal"
     _onnx().helper.set_model_props(model, {"fingerprint": fingerprint})
     _onnx().save(model, str(path))
@@ -99,7 +99,7 @@ def _name_dimensions(model: onnx.ModelProto, graph: ExportGraph) -> None:
     embeddings.type.tensor_type.shape.dim[0].dim_param = "batch"
 
 
-def _forget_origin(model: onnx.ModelProto) -> None:
+def _strip_debug_info(model: onnx.ModelProto) -> None:
     """Remove torch's notes on each node for debugging: stack traces, with paths of this machine."""
     for each in (*model.graph.node, *model.graph.initializer):
         del each.metadata_props[:]
@@ -119,21 +119,21 @@ def to_fp16(source: Path, path: Path) -> None:
 
     model = onnx.load(str(source))
     try:
-        half = convert_float_to_float16(model, keep_io_types=True, node_block_list=_ends(model))
+        half = convert_float_to_float16(model, keep_io_types=True, node_block_list=_boundary_nodes(model))
     except Exception as error:  # of many kinds
         raise InputError(f"fp16: onnxruntime cannot convert the model ({one_line(error, 200)})") from error
-    _skip_detours(half, onnx.TensorProto)
+    _remove_redundant_casts(half, onnx.TensorProto)
     onnx.save(half, str(path))
 
 
-def _ends(model: onnx.ModelProto) -> list[str]:
+def _boundary_nodes(model: onnx.ModelProto) -> list[str]:
     """The names of the nodes before the first and after the last layer with weights."""
     nodes = model.graph.node
     layers = [number for number, node in enumerate(nodes) if node.op_type in WITH_WEIGHTS]
     return [node.name for number, node in enumerate(nodes) if not layers[0] <= number <= layers[-1]]
 
 
-def _skip_detours(model: onnx.ModelProto, types: Any) -> None:
+def _remove_redundant_casts(model: onnx.ModelProto, types: Any) -> None:
     """Remove casts to half precision and back at once: onnxruntime puts both between two nodes."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:

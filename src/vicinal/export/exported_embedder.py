@@ -157,7 +157,7 @@ def with_engine(
     if obstacle is None and not device.startswith("cpu"):
         obstacle = f"the device is {device}, and other engines run on a CPU"
     if engine == "auto":
-        return model if obstacle else _automatic(model, num_images)
+        return model if obstacle else _choose_engine(model, num_images)
     if engine == "torch":
         return model
     if obstacle:
@@ -165,7 +165,7 @@ def with_engine(
     import_extra(*PACKAGES[engine], f"engine = {engine}")
     folder = _folder(model, engine)
     try:
-        return _open(_prepared(model, engine, folder), engine, num_images)
+        return _open(_ensure_exported(model, engine, folder), engine, num_images)
     except InputError as error:
         raise InputError(f"engine = {engine}: {error}; use --engine torch") from None
 
@@ -177,7 +177,7 @@ def engine_name(model: Embedder | ExportedEmbedder) -> str:
     return next(engine for engine, suffix in SUFFIXES.items() if suffix == model.engine.path.suffix)
 
 
-def _automatic(model: Embedder, num_images: int | None) -> Embedder | ExportedEmbedder:
+def _choose_engine(model: Embedder, num_images: int | None) -> Embedder | ExportedEmbedder:
     """The model for OpenVINO, or the model itself where that is not possible or not worth it."""
     import torch
 
@@ -185,13 +185,13 @@ def _automatic(model: Embedder, num_images: int | None) -> Embedder | ExportedEm
     if find_spec("openvino") is None or _is_imported(model) or not is_convolutional:
         return model
     is_few = num_images is not None and num_images < MIN_IMAGES
-    if is_few and not _engines().is_dir():  # the fingerprint takes time
+    if is_few and not _engines_folder().is_dir():  # the fingerprint takes time
         return model
     folder = _folder(model, "openvino")
     if (folder / REFUSED).is_file() or (is_few and not _file(folder, "openvino").is_file()):
         return model
     try:
-        return _open(_prepared(model, "openvino", folder), "openvino", num_images)
+        return _open(_ensure_exported(model, "openvino", folder), "openvino", num_images)
     except (InputError, OSError) as error:
         log(f"embedding with PyTorch, since OpenVINO cannot: {error}")
         return model
@@ -202,21 +202,21 @@ def _is_imported(model: Embedder) -> bool:
     return str(model.config["backbone"]).startswith(IMPORT)
 
 
-def _engines() -> Path:
+def _engines_folder() -> Path:
     """The folder of all exported models."""
     return cache_folder() / "engines"
 
 
 def _folder(model: Embedder, engine: Format) -> Path:
     runtime = version(PACKAGES[engine][0])
-    return _engines() / f"{model.fingerprint()}-{engine}-{runtime}"
+    return _engines_folder() / f"{model.fingerprint()}-{engine}-{runtime}"
 
 
 def _file(folder: Path, engine: Format) -> Path:
     return folder / f"model{SUFFIXES[engine]}"
 
 
-def _prepared(model: Embedder, engine: Format, folder: Path) -> Path:
+def _ensure_exported(model: Embedder, engine: Format, folder: Path) -> Path:
     """The file of the exported model, which is written if it is not there or damaged; a failure is remembered."""
     from vicinal.export.exporter import export_model  # loads torch's exporter
 

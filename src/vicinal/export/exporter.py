@@ -126,9 +126,9 @@ def _check(
     if precision == "int8" and refiner is not None:
         raise InputError("int8 is for a model without refiner; export it without, and refine its vectors")
     if precision == "int8" and calibration is None:
-        raise InputError("int8 needs calibration_images: some images as those that will be embedded")
+        raise InputError("int8 needs calibration_images: some images like those to be embedded")
     if precision != "fp32" and (check is None or not check.has("label")):
-        raise InputError(f"what {precision} loses is measured on images with labels; give check")
+        raise InputError(f"measuring what {precision} loses needs labeled images; give check")
     if settings.format == "openvino":
         import_extra("openvino", "openvino", "the export for OpenVINO")
     if settings.format == "onnx" or precision == "int8":

@@ -203,7 +203,7 @@ class WeightedSum(Loss):
             check_finite(self, weight=weight)
         if len(losses) != len(weights) or not losses:
             raise InputError(f"WeightedSum: {len(losses)} losses and {len(weights)} weights; give one weight per loss")
-        terms = [pair for loss, weight in zip(losses, weights, strict=True) for pair in _flat(loss, float(weight))]
+        terms = [pair for loss, weight in zip(losses, weights, strict=True) for pair in _flatten(loss, float(weight))]
         self.losses = nn.ModuleList(loss for loss, _ in terms)
         self.weights = [weight for _, weight in terms]
 
@@ -211,8 +211,8 @@ class WeightedSum(Loss):
         parts: dict[str, Tensor] = {}
         values = self._shared_values(source)
         for i, (loss, weight) in enumerate(zip(self.losses, self.weights, strict=True)):
-            own = {type(loss).__name__: values[i]} if i in values else cast(Loss, loss).parts(source)
-            for name, value in own.items():
+            terms = {type(loss).__name__: values[i]} if i in values else cast(Loss, loss).parts(source)
+            for name, value in terms.items():
                 parts[unused_name(name, parts)] = weight * value
         return parts
 
@@ -222,7 +222,7 @@ class WeightedSum(Loss):
             return {}
         losses = {i: cast(Loss, loss) for i, loss in enumerate(self.losses)}
         passes = {i: loss.tile_pass(source) for i, loss in losses.items() if type(loss).parts is Loss.parts}
-        shared = {i: each for i, each in passes.items() if each is not None}
+        shared = {i: tile_pass for i, tile_pass in passes.items() if tile_pass is not None}
         if len(shared) < 2:
             return {}
         for i in shared:
@@ -242,7 +242,7 @@ def loss_terms(loss: Loss) -> list[Loss]:
     return [cast(Loss, term) for term in loss.losses] if isinstance(loss, WeightedSum) else [loss]
 
 
-def _flat(loss: Loss, weight: float) -> list[tuple[Loss, float]]:
+def _flatten(loss: Loss, weight: float) -> list[tuple[Loss, float]]:
     """Turn sums of sums into one sum, so that its parts are named after the losses."""
     if not isinstance(loss, WeightedSum):
         return [(loss, weight)]

@@ -58,9 +58,9 @@ class CenterBasedLoss(Loss):
             InputError: the loss was constructed with other numbers, or there are fewer classes than needed to give each
                 process some.
         """
-        for name, value, own in (("num_classes", num_classes, self.num_classes), ("dim", dim, self.dim)):
-            if own is not None and own != value:
-                raise InputError(f"{type(self).__name__}: {name} = {own} does not fit; it must be {value}")
+        for name, value, declared in (("num_classes", num_classes, self.num_classes), ("dim", dim, self.dim)):
+            if declared is not None and declared != value:
+                raise InputError(f"{type(self).__name__}: {name} = {declared} does not fit; it must be {value}")
         self.num_classes, self.dim = num_classes, dim
         if self.is_sharded and self._shard_size() * (distributed.world_size() - 1) >= num_classes:
             raise InputError(
@@ -82,8 +82,8 @@ class CenterBasedLoss(Loss):
         Raises:
             InputError: a class does not exist or is repeated, or vectors have another shape or are not finite.
         """
-        centers, k = self._created(), self.centers_per_class
-        self._check_given(classes, vectors)
+        centers, k = self._require_centers(), self.centers_per_class
+        self._check_new_centers(classes, vectors)
         vectors = vectors.to(centers).reshape(len(classes), -1, centers.shape[1])
         vectors = nn.functional.normalize(vectors, dim=2)
         if vectors.shape[1] != k:
@@ -92,8 +92,8 @@ class CenterBasedLoss(Loss):
         index, is_local = self._locate(classes.to(centers.device))
         centers.view(-1, k, centers.shape[1])[index[is_local]] = vectors[is_local]
 
-    def _check_given(self, classes: Tensor, vectors: Tensor) -> None:
-        name, dim = f"{type(self).__name__}: set_centers", self._created().shape[1]
+    def _check_new_centers(self, classes: Tensor, vectors: Tensor) -> None:
+        name, dim = f"{type(self).__name__}: set_centers", self._require_centers().shape[1]
         assert self.num_classes is not None
         distinct = sorted(set(classes.tolist()))
         if len(distinct) < len(classes) or (distinct and not 0 <= distinct[0] <= distinct[-1] < self.num_classes):
@@ -105,30 +105,32 @@ class CenterBasedLoss(Loss):
 
     def all_centers(self) -> Tensor:
         """The centers of all processes, [num_classes x centers_per_class, dim], without gradient."""
-        return self.gather_shards(self._created().detach())
+        return self.gather_shards(self._require_centers().detach())
 
     @abstractmethod
     def mean_value(self, source: PairSource) -> Tensor:
         """Compute the mean loss over the anchors of a checked source, which has at least one."""
 
     def value(self, source: PairSource) -> Tensor:
-        anchors = self._anchors(source)
+        anchors = self._check_source(source)
         if len(anchors):
             return self.mean_value(anchors)
         # Every parameter gets a gradient of zero.
         return sum((0 * parameter.sum() for parameter in self.parameters()), start=zero_loss(source))
 
-    def _anchors(self, source: PairSource) -> PairSource:
+    def _check_source(self, source: PairSource) -> PairSource:
         """Check a source and return it; where centers are sharded, with the anchors of all processes."""
         name = type(self).__name__
         if not source.is_by_label:
             raise InputError(f"{name}: the positives of a sample are the centers of its class; give labels alone")
         if source.has_own_references:
             raise InputError(f"{name}: the references are the class centers; give embeddings and labels alone")
-        if source.dim != self._created().shape[1]:
-            raise InputError(f"{name}: embeddings have {source.dim} dimensions and centers {self._created().shape[1]}")
+        if source.dim != self._require_centers().shape[1]:
+            raise InputError(
+                f"{name}: embeddings have {source.dim} dimensions and centers {self._require_centers().shape[1]}"
+            )
         if self.is_sharded:
-            if len(self._created()) > self._shard_size() * self.centers_per_class:
+            if len(self._require_centers()) > self._shard_size() * self.centers_per_class:
                 raise InputError(f"{name}: sharded centers must be created after the processes were connected")
             if not source.is_distributed:
                 self._check_same_everywhere(source)
@@ -151,7 +153,7 @@ class CenterBasedLoss(Loss):
                 "loss.parts(PairSource.from_distributed_batch(embeddings, labels))"
             )
 
-    def _created(self) -> nn.Parameter:
+    def _require_centers(self) -> nn.Parameter:
         if self.centers is None:
             raise InputError(f"{type(self).__name__}: num_classes and dim are missing; only a recipe can omit them")
         return self.centers
@@ -191,7 +193,7 @@ class CenterBasedLoss(Loss):
 
     def _locate(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The index of each label's class among those of this process, and whether it is one of them, both [n]."""
-        num_local = len(self._created()) // self.centers_per_class
+        num_local = len(self._require_centers()) // self.centers_per_class
         index = labels.long() - self._first_class()
         return index.clamp(0, num_local - 1), (index >= 0) & (index < num_local)
 

@@ -78,14 +78,14 @@ class CenterContrastiveLoss(CosFaceLoss):
     def mean_value(self, source: PairSource) -> Tensor:
         if not self.stop_gradient:
             return super().mean_value(source)
-        value = self._mean_against(self._created().detach(), source)
+        value = self._mean_with_centers(self._require_centers().detach(), source)
         center_term = -2 * self.center_weight * self._own_similarity(source).mean()
         return value + (center_term - center_term.detach())  # adds only its gradient: its value is in `value`
 
     def _own_similarity(self, source: PairSource) -> Tensor:
         """Similarity of each detached anchor to the center of its class; 0 where another process holds it, [n]."""
         index, is_local = self._locate(self._labels(source))
-        own = normalize(self._created().to(source.anchors.dtype)[index])
+        own = normalize(self._require_centers().to(source.anchors.dtype)[index])
         return torch.where(is_local, torch.linalg.vecdot(source.anchors.detach(), own), 0.0)
 
 
@@ -150,7 +150,7 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
 
     @torch.no_grad()
     def _update_centers(self, batch: PairSource) -> None:
-        centers, labels = self._created(), self._labels(batch).long()
+        centers, labels = self._require_centers(), self._labels(batch).long()
         sums = torch.zeros_like(centers).index_add_(0, labels, batch.anchors.to(centers))
         counts = torch.zeros_like(centers[:, 0]).index_add_(0, labels, torch.ones_like(labels, dtype=centers.dtype))
         moved = self.momentum * normalize(centers) + (1 - self.momentum) * sums / counts.clamp_min(1)[:, None]

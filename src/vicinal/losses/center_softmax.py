@@ -97,16 +97,16 @@ class CenterSoftmaxLoss(CenterBasedLoss):
         """
         labels = torch.zeros(len(embeddings), dtype=torch.int64, device=embeddings.device)
         with torch.autocast(embeddings.device.type, enabled=False), ieee_products(embeddings.device):
-            anchors = self._anchors(PairSource.from_batch(embeddings, labels)).anchors
+            anchors = self._check_source(PairSource.from_batch(embeddings, labels)).anchors
             centers = self._class_centers(self.all_centers())
             return dense_logits(anchors, centers, *centers.parameters(anchors.dtype))[1]
 
     def mean_value(self, source: PairSource) -> Tensor:
-        return self._mean_against(self._created(), source)
+        return self._mean_with_centers(self._require_centers(), source)
 
-    def _mean_against(self, centers: Tensor, source: PairSource, row_values: RowValues | None = None) -> Tensor:
+    def _mean_with_centers(self, centers: Tensor, source: PairSource, row_values: RowValues | None = None) -> Tensor:
         """The mean over all anchors of the loss or of `row_values`, with these centers, which may be detached."""
-        selected = self._selected(centers, source)
+        selected = self._select_centers(centers, source)
         if self.sample_rate < 1 and self.training:
             self.calls += 1
         values = row_values or self.row_values
@@ -117,19 +117,19 @@ class CenterSoftmaxLoss(CenterBasedLoss):
 
     def _values_of_rows(self, source: PairSource, row_values: RowValues) -> Tensor:
         """The value of each anchor, [n], without gradient."""
-        anchors = self._anchors(source)
+        anchors = self._check_source(source)
         if not len(anchors):
             return anchors.anchors.new_zeros(0)
-        centers = self._selected(self._created().detach(), anchors)
+        centers = self._select_centers(self._require_centers().detach(), anchors)
         values = values_of_anchors(anchors.anchors, self._labels(anchors), centers, row_values)
         # Where centers are sharded, the values are those of the anchors of all processes.
         return values if len(anchors) == len(source) else values[source.offset :][: len(source)]
 
-    def _selected(self, centers: Tensor, source: PairSource) -> ClassCenters:
+    def _select_centers(self, centers: Tensor, source: PairSource) -> ClassCenters:
         """The centers that a batch is compared with."""
         if self.sample_rate == 1 and not self.is_sharded:
             return self._class_centers(centers)
-        ids = self._sampled(source) if self.sample_rate < 1 else None
+        ids = self._sample_classes(source) if self.sample_rate < 1 else None
         if ids is not None:
             k = self.centers_per_class
             centers = centers[(ids[:, None] * k + torch.arange(k, device=ids.device)).flatten()]
@@ -151,9 +151,9 @@ class CenterSoftmaxLoss(CenterBasedLoss):
             return num_classes
         return min(num_classes, max(round(self.sample_rate * num_classes), num_anchors, 2))
 
-    def _sampled(self, source: PairSource) -> Tensor:
+    def _sample_classes(self, source: PairSource) -> Tensor:
         """The selected classes of this process, ascending: those of the batch, and random others."""
-        num_local = len(self._created()) // self.centers_per_class
+        num_local = len(self._require_centers()) // self.centers_per_class
         rank = distributed.rank() if self.is_sharded else 0
         generator = torch.Generator().manual_seed(derive_seed(self.seed, int(self.calls), rank))
         index, is_local = self._locate(self._labels(source))

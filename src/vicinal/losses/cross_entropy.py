@@ -59,8 +59,8 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         super().create_centers(num_classes, dim)
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
-    def _anchors(self, source: PairSource) -> PairSource:
-        unnormalized = super()._anchors(source).without_normalization()
+    def _check_source(self, source: PairSource) -> PairSource:
+        unnormalized = super()._check_source(source).without_normalization()
         vectors = unnormalized.anchors.clamp(-MAX_ENTRY, MAX_ENTRY)
         return replace(unnormalized, anchors=vectors, references=vectors)
 
@@ -124,7 +124,7 @@ class CenterLoss(CrossEntropyLoss):
         return super().mean_value(source) + self._center_terms(source).mean()
 
     def _anchor_values(self, source: PairSource) -> Tensor:
-        return super()._anchor_values(source) + self._center_terms(self._anchors(source)).detach()
+        return super()._anchor_values(source) + self._center_terms(self._check_source(source)).detach()
 
     def _center_terms(self, source: PairSource) -> Tensor:
         assert self.means is not None

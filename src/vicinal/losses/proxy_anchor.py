@@ -62,7 +62,7 @@ class ProxyAnchorLoss(CenterBasedLoss):
     def mean_value(self, source: PairSource) -> Tensor:
         batch = source.references_as_batch()
         anchors, labels = batch.anchors, self._labels(batch).long()
-        centers = self._created().to(anchors.dtype)
+        centers = self._require_centers().to(anchors.dtype)
         if torch.compiler.is_compiling():
             units = normalize(centers)
             own = torch.linalg.vecdot(anchors, units[labels])
@@ -87,10 +87,10 @@ class ProxyAnchorLoss(CenterBasedLoss):
 
     def center_rows(self, source: PairSource) -> PairSource:
         """The centers of the batch's classes as anchors, which are compared with the batch, with gradients of both."""
-        batch = self._anchors(source).references_as_batch()
+        batch = self._check_source(source).references_as_batch()
         labels = self._labels(batch).long()
         classes = labels.unique()  # type: ignore[no-untyped-call]
-        centers = normalize(self._created().to(batch.anchors.dtype)[classes])
+        centers = normalize(self._require_centers().to(batch.anchors.dtype)[classes])
         return PairSource(centers, batch.anchors, classes, labels, offset=None, num_calls=source.num_calls)
 
     def row_terms(self, rows: Rows) -> tuple[Tensor, Tensor]:

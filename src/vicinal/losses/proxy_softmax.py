@@ -288,7 +288,7 @@ class SoftTripleLoss(CenterSoftmaxLoss):
 
     def _half_mean_distance(self) -> Tensor:
         """Half of the mean distance of two centers of a class; 0 with one center per class."""
-        k, centers = self.centers_per_class, at_least_float32(self._created())
+        k, centers = self.centers_per_class, at_least_float32(self._require_centers())
         if k == 1:
             return centers.new_zeros(())
         units = normalize(centers).view(-1, k, centers.shape[1])

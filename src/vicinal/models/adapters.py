@@ -62,7 +62,7 @@ def add_lora(
     _check_arguments(rank, alpha, dropout)
     peft = import_extra("peft", "lora", "LoRA")
     if any(True for _ in adapted_layers(embedder)):
-        raise InputError("add_lora: the model has adapters already")
+        raise InputError("add_lora: the model already has adapters")
     names = default_targets(embedder) if targets is None else find_targets(embedder, targets)
     pattern = "|".join(map(re.escape, names))
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
@@ -73,8 +73,8 @@ def add_lora(
 
 def default_targets(embedder: Embedder) -> list[str]:
     """The names of the layers that get adapters unless others are asked for; see :func:`add_lora`."""
-    layers, called = _layers(embedder), _called(embedder)
-    usable = [name for name, layer in layers.items() if not _problem(layer) and name in called]
+    layers, called = _layers(embedder), _called_layers(embedder)
+    usable = [name for name, layer in layers.items() if not _adapter_obstacle(layer) and name in called]
     attention = [name for name in usable if re.fullmatch(ATTENTION, name)]
     if attention and not any(re.fullmatch(ATTENTION, name) for name in layers if name not in called):
         return attention
@@ -82,7 +82,7 @@ def default_targets(embedder: Embedder) -> list[str]:
     names = [name for name in usable if name in attention or re.fullmatch(MLP, name)]
     names = names or [name for name in usable if name != first]
     if not names:
-        raise InputError(f"LoRA: {embedder.config['backbone']} has no layer that can have an adapter")
+        raise InputError(f"LoRA: {embedder.config['backbone']} has no layer that supports an adapter")
     return names
 
 
@@ -90,16 +90,18 @@ def find_targets(embedder: Embedder, targets: Sequence[str]) -> list[str]:
     """The names of the layers that have one of these names, or end with it."""
     if not targets or isinstance(targets, str):
         raise InputError(f"LoRA: targets is {shown(targets)}; it must be a list of names of layers, such as [attn.qkv]")
-    layers, called, backbone = _layers(embedder), _called(embedder), embedder.config["backbone"]
+    layers, called, backbone = _layers(embedder), _called_layers(embedder), embedder.config["backbone"]
     found: dict[str, None] = {}
     for target in targets:
         names = [name for name in layers if f".{name}".endswith(f".{target}")]
         if not names:
-            raise InputError(f"LoRA: targets: {backbone} has no layer {shown(target)}; {_nearest(target, layers)}")
+            raise InputError(
+                f"LoRA: targets: {backbone} has no layer {shown(target)}; {_similar_names(target, layers)}"
+            )
         for name in names:
-            problem = _problem(layers[name]) or ("" if name in called else "used without being called")
+            problem = _adapter_obstacle(layers[name]) or ("" if name in called else "used without being called")
             if problem:
-                raise InputError(f"LoRA: targets: {name} of {backbone} can have no adapter: it is {problem}")
+                raise InputError(f"LoRA: targets: {name} of {backbone} cannot have an adapter: it is {problem}")
         found |= dict.fromkeys(names)
     return list(found)
 
@@ -109,7 +111,7 @@ def _layers(embedder: Embedder) -> dict[str, nn.Module]:
     return {name: module for name, module in modules if isinstance(module, (nn.Linear, nn.Conv2d))}
 
 
-def _called(embedder: Embedder) -> set[str]:
+def _called_layers(embedder: Embedder) -> set[str]:
     """The names of the layers that are called when an image is embedded.
 
     Some networks take the weight of a layer and do not call it: an adapter would have no effect.
@@ -127,7 +129,7 @@ def _called(embedder: Embedder) -> set[str]:
     return called
 
 
-def _problem(layer: nn.Module) -> str:
+def _adapter_obstacle(layer: nn.Module) -> str:
     """Why a layer can have no adapter: a subclass may transform its weight further, which merging would skip."""
     if type(layer) is nn.Conv2d:
         plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
@@ -135,7 +137,7 @@ def _problem(layer: nn.Module) -> str:
     return "" if type(layer) is nn.Linear else f"a {type(layer).__name__}, not Linear or Conv2d itself"
 
 
-def _nearest(target: object, layers: Iterable[str]) -> str:
+def _similar_names(target: object, layers: Iterable[str]) -> str:
     """The names most like that of a target, for messages: those of whole blocks' layers, such as attn.qkv, first."""
     ends = dict.fromkeys(name.split(".", i)[-1] for i in (99, 0) for name in layers)
     pairs = dict.fromkeys(".".join(name.split(".")[-2:]) for name in layers)

@@ -145,7 +145,7 @@ def check_any_size(backbone: nn.Module, name: str) -> None:
     if takes_one_size(backbone) or patch_size(backbone) != (1, 1):
         raise InputError(
             f"transform.longest: {name} does not take images of any size; make it with backbone_args "
-            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone knows them, or leave longest out"
+            "{dynamic_img_size: true, dynamic_img_pad: true}, if this backbone supports it, or leave longest out"
         )
 
 
@@ -204,7 +204,7 @@ def layer_depths(backbone: nn.Module, name: str = "the backbone") -> dict[str, i
     """
     matcher = getattr(backbone, "group_matcher", None)
     if matcher is None:
-        raise InputError(f"{name} does not know the order of its layers; it has no group_matcher")
+        raise InputError(f"{name} has no group_matcher, so the order of its layers is unknown")
     # A parameter that no group matches, like those of a classifier, so that a classifier always exists.
     named = SimpleNamespace(named_parameters=lambda: [*backbone.named_parameters(), ("\0classifier", None)])
     numbers: dict[str, int] = _timm().models.group_parameters(named, matcher(coarse=False), reverse=True)

@@ -199,7 +199,7 @@ class Embedder(SavedModel):
         pooled: Tensor = self.pooling(features)
         if getattr(pooled, "shape", (0,))[1:] != (self.num_features,):
             name = self.config["backbone"]
-            raise InputError(f"pooling 'backbone': {name} has none of its own; choose another, such as avg")
+            raise InputError(f"pooling 'backbone': {name} has no pooling of its own; choose another, such as avg")
         return pooled
 
     def unnormalized(self, images: Tensor, with_projector: bool = False) -> Tensor:

@@ -66,7 +66,7 @@ def patch_transform(model: Embedder, size: int | None = None) -> ImageTransform:
     if side != transform.size and takes_one_size(model.backbone):
         raise InputError(
             f"{name} takes images of {transform.size} pixels only; leave out the size of local features, or make the "
-            "model with backbone_args={'dynamic_img_size': True}, if this backbone knows it"
+            "model with backbone_args={'dynamic_img_size': True}, if this backbone supports it"
         )
     check_patches(model.backbone, name, side)
     resize = None if transform.resize is None else max(side, round(transform.resize * side / transform.size))

@@ -134,7 +134,7 @@ def check_backbone_name(name: str) -> None:
     architecture, _, tag = name.partition(".")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{architecture}.*")]
     if tag and tag not in tags:
-        raise InputError(f"backbone: {architecture} has no weights {tag!r}; there are: {', '.join(tags) or 'none'}")
+        raise InputError(f"backbone: {architecture} has no weights {tag!r}; available: {', '.join(tags) or 'none'}")
 
 
 def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:

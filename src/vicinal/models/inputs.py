@@ -53,10 +53,10 @@ def image_batches(
     """
     _check_counts(batch_size, num_workers)
     given: Any = source
-    if isinstance(given, Tensor) or _all_are(given, Tensor):
+    if isinstance(given, Tensor) or _are_all_instances(given, Tensor):
         tensors = _check_tensors(given, transform)
         return torch.split(tensors, batch_size), -(-len(tensors) // batch_size)
-    if _all_are(given, Image.Image):
+    if _are_all_instances(given, Image.Image):
         batch_size = batch_size if transform.longest is None else 1
         return _transform_batches(given, transform, batch_size), -(-len(given) // batch_size)
     dataset = _dataset(given, transform)
@@ -99,7 +99,9 @@ def embed_images(
 
 def _is_read(source: object) -> bool:
     """Whether images are read from files or a cache, rather than given as tensors or PIL images."""
-    return not (isinstance(source, Tensor) or _all_are(source, Tensor) or _all_are(source, Image.Image))
+    return not (
+        isinstance(source, Tensor) or _are_all_instances(source, Tensor) or _are_all_instances(source, Image.Image)
+    )
 
 
 def _check_counts(batch_size: int, num_workers: int) -> None:
@@ -109,7 +111,7 @@ def _check_counts(batch_size: int, num_workers: int) -> None:
         raise InputError(f"num_workers is {shown(num_workers)}; it must be a whole number from 0 up")
 
 
-def _all_are(source: Any, kind: type) -> bool:
+def _are_all_instances(source: Any, kind: type) -> bool:
     return isinstance(source, (list, tuple)) and len(source) > 0 and all(isinstance(item, kind) for item in source)
 
 

@@ -50,8 +50,8 @@ An image embedder trained with Vicinal. It maps an image to an L2-normalized emb
 the same class have similar embeddings, also for classes that were not in the training set."""
 
 UNTRAINED = """\
-An image embedder of Vicinal that was not trained by it: its backbone has the weights that it was made with, published
-or random. It maps an image to an L2-normalized embedding{dimensions}."""
+An image embedder that Vicinal has not trained: its backbone has its initial weights, published or random. It
+maps an image to an L2-normalized embedding{dimensions}."""
 
 REFINER_TEXT = """
 # {name}
@@ -137,7 +137,7 @@ def _license_text(config: Mapping[str, Any]) -> str:
         return "Its backbone started from random weights."
     found, backbone = _license(config), _backbone(config)
     if found is None:
-        return f"It is not known under which license the weights of its backbone, `{backbone}`, were published."
+        return f"The license of the weights of its backbone, `{backbone}`, is unknown."
     start = "Its backbone started from" if _is_pretrained(config) else "If its backbone started from"
     return f"{start} the published weights of `{backbone}`, whose license is {found}, as timm or their package says."
 

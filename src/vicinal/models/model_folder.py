@@ -206,7 +206,7 @@ def _open_weights(folder: Path) -> Iterator[Any]:
             yield file
     except (safetensors.SafetensorError, OSError) as error:
         raise_if_of_system(error, path)
-        raise InputError(f"{path}: not a whole safetensors file: {one_line(error)}") from error
+        raise InputError(f"{path}: not a complete safetensors file: {one_line(error)}") from error
 
 
 def _weights(folder: Path) -> Path:
@@ -249,7 +249,7 @@ def _check_names(path: Path, names: set[str], expected: Mapping[str, Tensor]) ->
     for different, verb in ((expected.keys() - names, "lacks"), (names - expected.keys(), "has the unknown")):
         if different:
             more = f" and {len(different) - 1} more" if len(different) > 1 else ""
-            raise InputError(f"{path}: {verb} tensor {min(different)}{more}; it does not go with {CONFIG}")
+            raise InputError(f"{path}: {verb} tensor {min(different)}{more}; it does not match {CONFIG}")
 
 
 def _check_tensor(name: str, shape: tuple[int, ...], dtype: str, expected: Tensor) -> None:

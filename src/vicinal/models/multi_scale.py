@@ -109,19 +109,19 @@ def check_scales(model: Embedder, scales: Sequence[float], max_size: int | None)
         if not is_number(scale) or not 0 < scale < math.inf:
             raise InputError(f"scale {shown(scale)} is invalid; a scale is a number above 0")
         if max_size is None and model.transform.longest is None and scale * model.transform.size > MAX_SIZE:
-            raise _too_large(scale, model.transform.size)
+            raise _too_large_error(scale, model.transform.size)
     if max_size is not None and not (is_integer(max_size) and 1 <= max_size <= MAX_LONGEST):
         raise InputError(f"max_size is {shown(max_size)}; it must be an integer of pixels, from 1 to {MAX_LONGEST:,}")
     if takes_one_size(model.backbone) and (max_size is not None or set(scales) != {1}):
         raise InputError(
             f"{model.config['backbone']} takes images of {model.transform.size} pixels only; make the model with "
-            "backbone_args={'dynamic_img_size': True}, if this backbone knows it, or use one scale, 1"
+            "backbone_args={'dynamic_img_size': True}, if this backbone supports it, or use one scale, 1"
         )
 
 
-def _too_large(scale: float, side: int) -> InputError:
+def _too_large_error(scale: float, side: int) -> InputError:
     sides = f"images with sides of {shown(scale * side)} pixels"
-    return InputError(f"scale {shown(scale)} would make {sides}; at most {MAX_SIZE:,} are possible, so reduce it")
+    return InputError(f"scale {shown(scale)} would make {sides}; at most {MAX_SIZE:,} are allowed, so reduce it")
 
 
 def _whole_images(
@@ -139,7 +139,7 @@ def _resize(images: Tensor, scale: float, patches: tuple[int, ...]) -> Tensor:
     """Multiply the sides of images [n, C, H, W], rounded down as published or to the nearest whole patches."""
     sides = tuple(images.shape[-2:])
     if scale > 1 and max(sides) * scale > MAX_SIZE:
-        raise _too_large(scale, max(sides))
+        raise _too_large_error(scale, max(sides))
     if patches == (1, 1):
         if min(sides) * scale < 1:
             raise InputError(f"an image of {sides[1]} x {sides[0]} pixels is too small for scale {scale:g}")

@@ -164,7 +164,7 @@ class ContextRefiner(SavedModel):
         """
         steps, blocks = self._apply_blocks(embeddings, context, None, mask), self._blocks(self.depth)
         self._check_shapes(embeddings, context, mask)
-        mask = self._near(embeddings, context, mask)
+        mask = self._neighbor_mask(embeddings, context, mask)
         return torch.stack([block.weights(e, context, mask) for block, e in zip(blocks, steps, strict=False)])
 
     def truncate(self, depth: int) -> ContextRefiner:
@@ -183,12 +183,12 @@ class ContextRefiner(SavedModel):
         depth = self.depth if depth is None else depth
         self.check_depth(depth)
         self._check_shapes(embeddings, context, mask)
-        mask = self._near(embeddings, context, mask)
+        mask = self._neighbor_mask(embeddings, context, mask)
         yield (embeddings := unit_vectors(embeddings, self.training))
         for block in self._blocks(depth):
             yield (embeddings := block(embeddings, context, mask))
 
-    def _near(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _neighbor_mask(self, embeddings: Tensor, context: Tensor, mask: Tensor | None) -> Tensor | None:
         """The neighbors that take part, bool [n, k]: those of the mask that are not too far; None for all."""
         if self.min_similarity is None:
             return mask

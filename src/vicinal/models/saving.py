@@ -204,7 +204,7 @@ def _common_dtype(weights: Mapping[str, Tensor], source: str = "") -> torch.dtyp
     if len(names) > 1:
         several = ", ".join(f"{name} is {dtype}" for dtype, name in names.items())
         raise InputError(
-            f"{source}weights of different dtypes ({several}); bring the model to one, as by model.float()"
+            f"{source}weights of different dtypes ({several}); convert the model to one, as by model.float()"
         )
     if not names:
         raise InputError(f"{source}the model has no weights; there is nothing to save")

@@ -152,11 +152,11 @@ def _procrustes(x: Array, y: Array) -> tuple[Doubles, Doubles]:
 
 
 def _ridge(x: Array, y: Array, alpha: float) -> tuple[Doubles, Doubles]:
-    mean, other = _mean(x), _mean(y)
-    squares = _product(x, x, mean, mean)
+    x_mean, y_mean = _mean(x), _mean(y)
+    squares = _product(x, x, x_mean, x_mean)
     squares[np.diag_indices(len(squares))] += alpha
-    matrix = scipy.linalg.solve(squares, _product(x, y, mean, other), assume_a="pos")
-    return matrix, other - mean @ matrix
+    matrix = scipy.linalg.solve(squares, _product(x, y, x_mean, y_mean), assume_a="pos")
+    return matrix, y_mean - x_mean @ matrix
 
 
 def _mean(x: Array) -> Doubles:
@@ -166,8 +166,8 @@ def _mean(x: Array) -> Doubles:
 def _product(x: Array, y: Array, x_mean: Doubles | float, y_mean: Doubles | float) -> Doubles:
     """The product of two matrices over their rows, block by block, each less its mean."""
     product = np.zeros((x.shape[1], y.shape[1]))
-    for (_, some), (_, others) in zip(double_blocks(x), double_blocks(y), strict=True):
-        product += (some - x_mean).T @ (others - y_mean)
+    for (_, block), (_, other_block) in zip(double_blocks(x), double_blocks(y), strict=True):
+        product += (block - x_mean).T @ (other_block - y_mean)
     if not np.isfinite(product).all():
         raise InputError("the vectors hold numbers too large to multiply; scale them to length 1")
     return product

@@ -98,17 +98,17 @@ def class_similarities(
     other_labels = np.full((len(queries), num_others), -1, np.int64)
     for first in range(0, len(queries), rows):
         chunk = slice(first, min(first + rows, len(queries)))
-        mine = own_classes[chunk, None]
+        own_class = own_classes[chunk, None]
         if pooling == "best":
-            best = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
+            class_scores = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
         else:
             scores = buffer.fill(queries.block(chunk.start, chunk.stop), gallery, 0, len(gallery))
             exclusions.mask(scores, chunk, 0)
-            best = _pooled_by_class(scores, gallery_labels, num_classes, norms)
+            class_scores = _pooled_by_class(scores, gallery_labels, num_classes, norms)
             if norms is not None:
-                _divide_by_own_norms(best, scores, mine, norms, gallery, columns)
-        own[chunk] = best.gather(1, mine).flatten().cpu().numpy()
-        nearest = best.scatter_(1, mine, -torch.inf).topk(min(num_others, num_classes), dim=1)
+                _divide_by_own_norms(class_scores, scores, own_class, norms, gallery, columns)
+        own[chunk] = class_scores.gather(1, own_class).flatten().cpu().numpy()
+        nearest = class_scores.scatter_(1, own_class, -torch.inf).topk(min(num_others, num_classes), dim=1)
         others[chunk, : nearest.values.shape[1]] = nearest.values.cpu().numpy()
         other_labels[chunk, : nearest.values.shape[1]] = nearest.indices.cpu().numpy()
     other_labels[others == -np.inf] = -1
@@ -126,13 +126,13 @@ def _best_by_class(
 ) -> Tensor:
     """The similarity of a block of queries to every class, float32 [queries, classes]."""
     vectors = queries.block(chunk.start, chunk.stop)
-    best = torch.full((len(vectors), num_classes), -torch.inf, device=vectors.device)
+    class_scores = torch.full((len(vectors), num_classes), -torch.inf, device=vectors.device)
     for start in range(0, len(gallery), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(gallery))
         scores = buffer.fill(vectors, gallery, start, stop)
         exclusions.mask(scores, chunk, start)
-        best.scatter_reduce_(1, columns[start:stop].expand(len(vectors), -1), scores, "amax")
-    return best
+        class_scores.scatter_reduce_(1, columns[start:stop].expand(len(vectors), -1), scores, "amax")
+    return class_scores
 
 
 def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: Tensor | None) -> Tensor:
@@ -143,14 +143,14 @@ def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: 
     for size in np.unique(counts[counts > 0]).tolist():  # classes of one size together
         classes = np.flatnonzero(counts == size)
         columns = torch.from_numpy(order[starts[classes][:, None] + np.arange(size)]).to(scores.device)
-        found = scores[:, columns]
-        best = found if norms is not None else found.topk(min(NUM_BEST, size), dim=2).values
+        class_scores = scores[:, columns]
+        best = class_scores if norms is not None else class_scores.topk(min(NUM_BEST, size), dim=2).values
         is_found = best > -torch.inf
-        number = is_found.sum(dim=2)
+        num_found = is_found.sum(dim=2)
         total = torch.where(is_found, best, 0.0).sum(dim=2)
-        chosen = torch.from_numpy(classes).to(scores.device)
-        value = total / (number if norms is None else norms[chosen])
-        pooled[:, chosen] = torch.where(number > 0, value, -torch.inf)
+        class_indices = torch.from_numpy(classes).to(scores.device)
+        value = total / (num_found if norms is None else norms[class_indices])
+        pooled[:, class_indices] = torch.where(num_found > 0, value, -torch.inf)
     return pooled
 
 
@@ -164,7 +164,7 @@ def _norms_of_sums(gallery: UnitVectors, labels: Integers, num_classes: int) -> 
 
 
 def _divide_by_own_norms(
-    pooled: Tensor, scores: Tensor, mine: Tensor, norms: Tensor, gallery: UnitVectors, columns: Tensor
+    pooled: Tensor, scores: Tensor, own_class: Tensor, norms: Tensor, gallery: UnitVectors, columns: Tensor
 ) -> None:
     """Divide the scores with the query's own class by the length of the sum of its remaining vectors, in place.
 
@@ -173,8 +173,8 @@ def _divide_by_own_norms(
     """
     excluded = scores == -torch.inf
     for row in excluded.any(dim=1).nonzero().flatten().tolist():
-        own = int(mine[row, 0])
-        left = ((columns == own) & ~excluded[row]).nonzero().flatten().cpu().numpy()
-        if len(left):
-            length = gallery.take(left).double().sum(dim=0).norm().clamp_min(1e-12)
+        own = int(own_class[row, 0])
+        remaining = ((columns == own) & ~excluded[row]).nonzero().flatten().cpu().numpy()
+        if len(remaining):
+            length = gallery.take(remaining).double().sum(dim=0).norm().clamp_min(1e-12)
             pooled[row, own] *= norms[own] / length.float()

@@ -119,7 +119,7 @@ class Calibration:
         _check_numbers("scores", self.scores, (-2.0, 2.0 + 1e-6), length=None)
         _check_numbers("probabilities", self.probabilities, (0.0, 1.0), length=len(self.scores))
         if len(self.scores) > MAX_KNOTS:
-            raise InputError(f"there are {len(self.scores):,} scores; at most {MAX_KNOTS:,} are possible")
+            raise InputError(f"there are {len(self.scores):,} scores; at most {MAX_KNOTS:,} are allowed")
         if not self.scores or (np.diff(self.scores) <= 0).any() or (np.diff(self.probabilities) < 0).any():
             raise InputError("scores must ascend, and probabilities must not descend; there must be at least one")
         if not isinstance(self.fingerprint, str | None):

@@ -98,7 +98,7 @@ def _check_minima(
     if calibration is not None or (min_score is not None and min_probability is None):
         return
     if is_reranked:
-        raise InputError("a calibration is about similarities, not the scores of a re-ranking; leave one of them out")
+        raise InputError("a calibration is for similarities, not the scores of a re-ranking; leave one of them out")
     raise InputError(
         "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give min_score "
         "(--min_score)"

@@ -97,7 +97,7 @@ def _check_count(num_pairs: int, num_queries: int) -> None:
     if num_pairs > MAX_PAIRS:
         raise InputError(
             f"the neighborhoods of {num_queries} images hold more than {MAX_PAIRS} others: use a smaller k or "
-            "epsilon, or look at the embeddings, most of which may be equal"
+            "epsilon, or check whether most embeddings are equal"
         )
 
 

@@ -163,7 +163,7 @@ class _Search:
         self.has_lost = False  # whether images were deleted before they were looked up
         self.among = index.select(where)
         if where is not None and not index.count(self.among, at_most=1):
-            raise InputError(f"no image of the index fulfills {where}")
+            raise InputError(f"no image of the index matches {where}")
         if reranking is not None and index.refiner_fingerprint is not None:
             raise InputError("the index holds refined embeddings, which are not re-ranked; leave out the re-ranking")
         needs_own = reranking is not None or refiner is not None
@@ -227,7 +227,7 @@ class _Search:
         exists = np.isin(neighbors.ids, found["id"])  # False where fewer are found, or one was just deleted
         self.has_lost |= bool((~exists & (neighbors.ids >= 0)).any())
         rows = np.where(exists, np.searchsorted(found["id"], neighbors.ids), 0)
-        chosen = self._chosen(found, rows, exists, k, group_by if group_by in found else None)
+        chosen = self._choose_matches(found, rows, exists, k, group_by if group_by in found else None)
         matched = [each[left] for each, left in zip(rows, chosen, strict=True)]
         some = np.unique(np.concatenate([rows[:0].ravel(), *matched]))
         records = dict(zip(some.tolist(), plain_records(found.iloc[some]), strict=True))
@@ -235,18 +235,18 @@ class _Search:
         for number, (query, each, left, scores) in enumerate(
             zip(plain_records(self.table.frame), matched, chosen, neighbors.scores, strict=True)
         ):
-            pairs = zip(each.tolist(), scores[left].tolist(), self._explained(number, found, each), strict=True)
+            pairs = zip(each.tolist(), scores[left].tolist(), self._explain_matches(number, found, each), strict=True)
             matches = [{**records[row], "score": score, **explained} for row, score, explained in pairs]
             results.append(SearchResult(query, matches))
         return results
 
-    def _explained(self, query: int, found: pd.DataFrame, rows: Integers) -> list[Record]:
+    def _explain_matches(self, query: int, found: pd.DataFrame, rows: Integers) -> list[Record]:
         """Further values of the re-ranking about the matches of a query, by their rows in `found`."""
         if self.reranking is None:
             return [{} for _ in rows]
         return self.reranking.explain(query, found["id"].to_numpy()[rows])
 
-    def _chosen(
+    def _choose_matches(
         self, found: pd.DataFrame, rows: Integers, exists: Booleans, k: int, group_by: str | None
     ) -> list[Integers]:
         """The positions of the first k matches among the neighbors of each query, [q, neighbors].

@@ -185,7 +185,7 @@ async def health() -> Response:
 async def ready(request: Request) -> Response:
     """Whether requests are answered now."""
     if not _service(request).is_ready:
-        raise Problem(503, "the service starts or stops", {"Retry-After": "1"})
+        raise Problem(503, "the service is starting or stopping", {"Retry-After": "1"})
     if not _service(request).store.is_connected:
         raise Problem(503, "the database of the index does not answer now", {"Retry-After": "2"})
     return JSONResponse({"status": "ready"})
@@ -264,7 +264,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind(address)
         except OSError as error:
             raise InputError(
-                f"cannot listen at {host}, port {port}: {(error.strerror or str(error)).lower()}"
+                f"cannot listen on {host}, port {port}: {(error.strerror or str(error)).lower()}"
             ) from None
         yield listener
 

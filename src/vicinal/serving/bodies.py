@@ -70,7 +70,7 @@ class _Input(_Body):
         known = [name for name in SOURCES if name in type(self).model_fields]
         given = [name for name in known if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(known)}; {', '.join(given) or 'none'} came")
+            raise ValueError(f"give exactly one of {', '.join(known)}; {', '.join(given) or 'none'} given")
         if self.box is not None and given[0] in ("vector", "id"):
             raise ValueError(f"a box is a part of an image; leave it out with {given[0]}")
         return self
@@ -88,10 +88,10 @@ class SearchBody(_Input):
     k: Annotated[int, Field(ge=1)] = Field(10, description="the number of matches; fewer if there are fewer")
     min_score: Number | None = Field(None, description="leave out matches with a lower score")
     min_probability: Annotated[Number, Field(ge=0, le=1)] | None = Field(
-        None, description="leave out matches that are right with a lower probability, by the calibration of the index"
+        None, description="leave out matches less likely than this to be right, by the calibration of the index"
     )
     filter: str | None = Field(
-        None, description="find only items that fulfill this condition, such as \"category == 'cup' and price < 20\""
+        None, description="find only items that match this condition, such as \"category == 'cup' and price < 20\""
     )
     group_by: Annotated[str, Field(max_length=MAX_TEXT)] | None = Field(
         None, description="a column; of the items with one value in it, only the best is found"
@@ -100,7 +100,7 @@ class SearchBody(_Input):
         None,
         description="a re-ranking method; local needs an image or an item, and an index that stores local features",
     )
-    exclude_id: Id | None = Field(None, description="an item that is not to be found, such as the query itself")
+    exclude_id: Id | None = Field(None, description="an item to leave out, such as the query itself")
 
     def options(self) -> SearchBody:
         """The request without its image, vector or item; it is hashable, and equal ones are searched together."""
@@ -126,7 +126,7 @@ class DeleteBody(_Body):
     """The body of `DELETE /items`."""
 
     ids: Annotated[list[Id], Field(fail_fast=True)] | None = Field(None, description="the items")
-    filter: str | None = Field(None, description="a condition that the items fulfill")
+    filter: str | None = Field(None, description="a condition that the items match")
 
     @model_validator(mode="after")
     def _has_one_choice(self) -> DeleteBody:
@@ -143,7 +143,7 @@ async def read_body(request: Request, kind: type[Body], max_ids: int = 0) -> Bod
             data = await request.body()
             _check_number_of_values(data, MAX_DIM + max_ids)
             is_short = len(data) <= MAX_SHORT
-            return _of_json(data, kind) if is_short else await asyncio.to_thread(_of_json, data, kind)
+            return _parse_json(data, kind) if is_short else await asyncio.to_thread(_parse_json, data, kind)
         if media_type == "multipart/form-data" and kind is not DeleteBody:
             return kind.model_validate(await _form_values(request, kind))
     except ValidationError as error:
@@ -160,7 +160,7 @@ def _check_number_of_values(data: bytes, at_most: int) -> None:
         raise Problem(422, f"the body has more than {at_most:,} values, or {MAX_KEYS:,} keys")
 
 
-def _of_json(data: bytes, kind: type[Body]) -> Body:
+def _parse_json(data: bytes, kind: type[Body]) -> Body:
     body = kind.model_validate_json(data, strict=True)
     encoded = getattr(body, "image", None)
     if encoded is not None:
@@ -189,10 +189,10 @@ async def _form_values(request: Request, kind: type[_Body]) -> dict[str, Any]:
     wrong = [name for name, value in values.items() if isinstance(value, bytes) and name != "image"]
     if wrong:
         raise Problem(422, f"{wrong[0][:80]}: it is a file; send it as text")
-    return {name: _parsed(name, value, kind) for name, value in values.items() if value != ""}
+    return {name: _parse_field(name, value, kind) for name, value in values.items() if value != ""}
 
 
-def _parsed(name: str, value: Any, kind: type[_Body]) -> Any:
+def _parse_field(name: str, value: Any, kind: type[_Body]) -> Any:
     """The value of a form's field: lists and mappings are JSON."""
     if name not in ("box", "vector", "columns") or not isinstance(value, str) or name not in kind.model_fields:
         return value

@@ -99,18 +99,18 @@ class ColumnKinds:
         if (expected, kind) == ("string", "integer"):
             return str(value)
         if {expected, kind} == {"floating", "integer"}:
-            return _fraction(name, value) if kind == "integer" else _whole(name, value)
+            return _to_float(name, value) if kind == "integer" else _to_integer(name, value)
         raise InputError(f"columns.{name}: {shown(value)} is {_described(kind)}; the index has "
                          f"{WORDS.get(expected, 'values of another kind')} there")  # fmt: skip
 
 
-def _fraction(name: str, value: int) -> float:
+def _to_float(name: str, value: int) -> float:
     if abs(value) > MAX_EXACT:
         raise InputError(f"columns.{name}: a whole number beyond 2**53 would be rounded; the index has numbers there")
     return float(value)
 
 
-def _whole(name: str, value: float) -> int:
+def _to_integer(name: str, value: float) -> int:
     if not value.is_integer():
         raise InputError(f"columns.{name}: {value:g} is not a whole number; the index has whole numbers there")
     return _in_range(name, int(value))

@@ -112,7 +112,7 @@ class FolderStore(Store):
 
     def check_model(self) -> None:
         if not self.is_connected:
-            raise EngineUnavailableError(self.name, "the index was upgraded to another model; start the service again")
+            raise EngineUnavailableError(self.name, "the index was upgraded to another model; restart the service")
 
     # reading
 

@@ -14,7 +14,7 @@ class Limits:
 
     Args:
         max_body_mb: megabytes of a request's body, counted while it arrives.
-        max_pixels: pixels of an image, which its header tells before it is decoded.
+        max_pixels: pixels of an image, read from its header before it is decoded.
         max_k: matches per query.
         max_filter: characters of a condition.
         max_filter_terms: comparisons and listed values of a condition.
@@ -22,13 +22,13 @@ class Limits:
         max_candidates: nearest items among which the best of each group are found, or the margin of a calibration.
         max_delete: items that one request deletes.
         max_rerank: items of an index whose matches are re-ranked, which compares all of them.
-        max_queue: requests in work or waiting at a time; further ones are refused (429).
-        max_queue_mb: megabytes of their bodies together.
+        max_queue: requests in progress or waiting at a time; further ones are refused (429).
+        max_queue_mb: total megabytes of their bodies.
         max_batch: images that are embedded together, and queries that are searched together.
         max_wait_ms: milliseconds that a request may wait for others to be embedded with, while the model is idle.
-        request_seconds: seconds until a request that is not answered ends (504).
+        request_seconds: seconds until an unanswered request fails (504).
         decode_workers: processes that decode images.
-        decode_memory_mb: megabytes that one of them may allocate to decode an image.
+        decode_memory_mb: megabytes that a decoding process may allocate.
         save_changes: added items after which new vector files are written, if they are 5 % of all; until then their
             vectors are in the database alone.
         save_seconds: seconds after which they are written if there are any.

@@ -91,7 +91,7 @@ def _search(
     if is_decided:
         find = partial(match_images, min_score=options.min_score, min_probability=options.min_probability)
     found = find(index, vectors, Table(pd.DataFrame(index=range(len(vectors)))), k, **arguments)
-    answers = [_answer(each, index, calibration) for each in found]
+    answers = [_search_response(each, index, calibration) for each in found]
     if reranking is not None and options.rerank == "local":
         for row, matches in enumerate(answer["matches"] for answer in answers):
             patches = reranking.matches(row, [int(match["id"]) for match in matches]) if matches else []
@@ -109,7 +109,7 @@ def _reranking(name: str, index: Any, codes: Sequence[Any]) -> Any:
     return local_reranking(index, codes)
 
 
-def _answer(result: SearchResult, index: ImageIndex, calibration: Calibration | None) -> dict[str, Any]:
+def _search_response(result: SearchResult, index: ImageIndex, calibration: Calibration | None) -> dict[str, Any]:
     decision = result.decision
     probabilities: list[float | None] = [None] * len(result.matches)
     if calibration is not None and calibration.score == "similarity":
@@ -138,7 +138,7 @@ def check_condition(condition: str | None, limits: Limits) -> None:
         raise Problem(422, f"filter: it has {len(condition):,} characters; at most {limits.max_filter:,} are allowed")
     try:
         text = QUOTED.sub(lambda found: found[0] if found[1] is None else "name", condition.strip())
-        number = sum(map(_terms, ast.walk(ast.parse(text, mode="eval"))))
+        number = sum(map(_count_terms, ast.walk(ast.parse(text, mode="eval"))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the parser of conditions explains the error
     if number > limits.max_filter_terms:
@@ -147,7 +147,7 @@ def check_condition(condition: str | None, limits: Limits) -> None:
         )
 
 
-def _terms(node: ast.AST) -> int:
+def _count_terms(node: ast.AST) -> int:
     if isinstance(node, ast.Compare):
         return len(node.ops)
     return len(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else 0

@@ -104,5 +104,5 @@ class Defects:
             if scope["type"] != "http" or is_answered:
                 raise
             traceback.print_exception(error, file=sys.stderr)
-            response = problem_response(500, "a defect of the service; its log says more")
+            response = problem_response(500, "an internal error; see the log of the service")
             await response(scope, receive, send)

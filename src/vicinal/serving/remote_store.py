@@ -112,14 +112,14 @@ class RemoteStore(Store):
             return self._pool.submit(self._delete, ids)
 
     def _delete(self, ids: Sequence[int]) -> list[int]:
-        there = self.index.present(np.array(ids, np.int64))
-        self.index.delete(there)
-        return there.tolist()
+        existing_ids = self.index.present(np.array(ids, np.int64))
+        self.index.delete(existing_ids)
+        return existing_ids.tolist()
 
     def _follow(self, facts: Mapping[str, Any]) -> str | None:
         """After an upgrade load the new model, then search and write the new vectors; returns the problem, or None."""
         if self.load_model is None:
-            return "the index was upgraded to another model; start the service again"
+            return "the index was upgraded to another model; restart the service"
         if time.monotonic() < self._retry:
             return None
         try:
@@ -192,11 +192,11 @@ class _ServedIndex(RemoteIndex):
             facts = self._engine.read_facts(self._table.name)
         ask(False)
         if facts is None:
-            return "the index is not there any more"
+            return "the index no longer exists"
         if facts.get("generation") != known.get("generation") and self.upgraded is not None:
             return self.upgraded(facts)
         if any(facts.get(name) != known.get(name) for name in FIXED_FACTS):
-            return "the index was built again; start the service again"
+            return "the index was built again; restart the service"
         self._table.facts.take(facts, since=known)
         return None
 

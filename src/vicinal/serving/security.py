@@ -149,7 +149,7 @@ class Access:
             raise Problem(400, f"Host: this service answers as {', '.join(self.hosts)} only")
         origin = headers.get("origin")
         if origin is not None and method not in ("GET", "HEAD") and not self._is_allowed(origin, host):
-            raise Problem(403, "Origin: pages of others may not ask this service; it can be told so by --cors_origin")
+            raise Problem(403, "Origin: pages of this origin may not call this service; allow them by --cors_origin")
         is_open = path in OPEN or path.startswith(OPEN_FOLDER)
         if not is_open and not self.has_token(headers.get("authorization", "")):
             header = {"WWW-Authenticate": 'Bearer realm="vicinal"'}

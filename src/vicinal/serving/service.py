@@ -326,14 +326,14 @@ class Service:
     async def _record(self, number: int) -> dict[str, Any]:
         record = await asyncio.to_thread(self.store.record, number)
         if record is None:
-            raise _no_item(number)
+            raise _unknown_item(number)
         return record
 
     def _ids_where(self, condition: str) -> list[int]:
         """The ids of the items that fulfill a condition, if one request may delete that many."""
         index, limit = self.index, self.limits.max_delete
         if index.count(index.select(condition), at_most=limit + 1) > limit:
-            raise Problem(422, f"more than {limit:,} items fulfill the filter; one request deletes at most as many")
+            raise Problem(422, f"more than {limit:,} items match the filter; one request deletes at most that many")
         return index.where(condition).tolist()
 
     async def _vector(self, body: SearchBody) -> Floats:
@@ -342,7 +342,7 @@ class Service:
         if body.id is not None:
             found = await asyncio.to_thread(self.store.query_vector, body.id)
             if found is None:
-                raise _no_item(body.id)
+                raise _unknown_item(body.id)
             return found
         vector, _ = await self._embed(body.image, body.url, body.box)
         return vector
@@ -356,7 +356,7 @@ class Service:
         if body.id is not None:
             return await asyncio.to_thread(stored_codes, self.index, body.id)
         if body.vector is not None:
-            raise Problem(422, "rerank: local features are of an image; give image, url or id, no vector")
+            raise Problem(422, "rerank: local features need an image; give image, url or id, not vector")
         return await self._local_codes(body.image, body.url, body.box)
 
     async def _local_codes(
@@ -438,9 +438,9 @@ def _columns_of(body: ItemBody) -> dict[str, Any]:
     if body.label is None:
         return columns
     if columns.get("label", body.label) != body.label:
-        raise Problem(422, "label: columns has another one; give it once")
+        raise Problem(422, "label: columns has a different one; give it once")
     return {**columns, "label": body.label}
 
 
-def _no_item(number: int) -> Problem:
+def _unknown_item(number: int) -> Problem:
     return Problem(404, f"no item {number}; it was never added or is deleted")

@@ -135,9 +135,9 @@ class Store(ABC):
     def check_writable(self) -> None:
         """Raise a Problem if nothing can be added or deleted."""
         if self.read_only:
-            raise Problem(405, "this service only reads the index", {"Allow": "GET"})
+            raise Problem(405, "this service is read-only", {"Allow": "GET"})
         if self._stop.is_set():
-            raise Problem(503, "the service stops", {"Retry-After": "5"})
+            raise Problem(503, "the service is stopping", {"Retry-After": "5"})
 
     # rows
 

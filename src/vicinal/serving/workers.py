@@ -97,7 +97,7 @@ class DecodingPool:
         except (EOFError, OSError):
             self.num_deaths += 1
             worker.stop()
-            raise InputError("it cannot be decoded; the process that did so ended") from None
+            raise InputError("it cannot be decoded; the decoding process died") from None
         if isinstance(result, Failure):
             raise InputError(result.reason)
         return result
@@ -117,9 +117,7 @@ class _Worker:
             self._folder = self._connection.recv()
         except (EOFError, OSError):
             self.stop()
-            raise InputError(
-                "a process that decodes images cannot be started; give it more --decode_memory_mb"
-            ) from None
+            raise InputError("a decoding process cannot be started; increase --decode_memory_mb") from None
 
     def is_alive(self) -> bool:
         return bool(self._process.is_alive())

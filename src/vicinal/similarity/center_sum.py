@@ -74,8 +74,10 @@ class _SumOverAnchors(torch.autograd.Function):
     """Computes the gradients in forward and returns them in backward, without a copy of the size of the centers."""
 
     @staticmethod
-    def forward(ctx: Any, of: tuple[Tensor, ClassCenters, RowValues], anchors: Tensor, *parameters: Tensor) -> Tensor:
-        labels, centers, row_values = of
+    def forward(
+        ctx: Any, inputs: tuple[Tensor, ClassCenters, RowValues], anchors: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        labels, centers, row_values = inputs
         needs_grad, learns_centers = any(ctx.needs_input_grad), ctx.needs_input_grad[2]
         # Saved so that torch raises if one is changed before backward. Centers that do not learn may change.
         ctx.save_for_backward(anchors, *(parameters if learns_centers else ()))
@@ -119,7 +121,7 @@ class _BackwardPass:
         self.grad_own: list[tuple[Block, list[Tensor]]] = []
         for block in blocks:
             self._add_block(block)
-        self._add_own()
+        self._add_own_gradients()
         if self.centers.is_sharded:
             self.grad_anchors *= distributed.world_size()
         gradients = [self.grad_anchors, self.grad_vectors, *([] if self.grad_bias is None else [self.grad_bias])]
@@ -128,7 +130,7 @@ class _BackwardPass:
         return gradients
 
     def _add_block(self, block: Block) -> None:
-        others, kept = self.blocks.log_sum_of_others(block, self.blocks.keep_tiles)
+        others, kept_tiles = self.blocks.log_sum_of_others(block, self.blocks.keep_tiles)
         grad_others, grad_mean = self._add_values(block, others)
         # Without another class nothing depends on `others`, and its infinity would leave NaN.
         grad_others = torch.where(others > -math.inf, self.centers.scale * grad_others, 0.0)
@@ -139,7 +141,7 @@ class _BackwardPass:
             grad_anchors.addmm_(grad_mean[:, None], self.blocks.tiles.sum[None])
         for i, span in enumerate(self.blocks.tiles):
             units = self.blocks.tiles.units(span)
-            tile = kept[i] if kept else self.blocks.tile(block, span, units)
+            tile = kept_tiles[i] if kept_tiles else self.blocks.tile(block, span, units)
             weights = grad_others * (tile.shift - finite).exp()
             grad_anchors.addcmul_(weights[:, None], tile.exponentials @ units)
             if self.grad_bias is not None:
@@ -162,7 +164,7 @@ class _BackwardPass:
         self.grad_own.append((block, grad_own))
         return grad_others, grad_mean
 
-    def _add_own(self) -> None:
+    def _add_own_gradients(self) -> None:
         """Add the gradients of own centers: last, after `normalize_backward` in the last block, which these skip."""
         for block, grad_own in self.grad_own:
             if self.grad_vectors is not None:

@@ -198,7 +198,7 @@ def normalize(vectors: Tensor) -> Tensor:
         >>> x.grad[1].round()
         tensor([1000.,    0.])
     """
-    return _compiled(vectors) if torch.compiler.is_compiling() else _Normalize.apply(vectors)
+    return _normalize_unfused(vectors) if torch.compiler.is_compiling() else _Normalize.apply(vectors)
 
 
 def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +209,7 @@ def _unit_rows(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return scaled / norm, largest, norm
 
 
-def _compiled(vectors: Tensor) -> Tensor:
+def _normalize_unfused(vectors: Tensor) -> Tensor:
     """The same as `_Normalize` in plain operations, which the compiler fuses."""
     unit, largest, norm = _unit_rows(vectors.detach())
     zero = (vectors - vectors.detach()) / norm / largest.maximum(MIN_GRADIENT_NORM / norm)  # adds only its gradient

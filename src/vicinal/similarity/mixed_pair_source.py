@@ -35,7 +35,7 @@ class WeightedSums(NamedTuple):
         first, rows = (each.to(x.device, non_blocking=True) for each in (self.first, self.rows))
         return WeightedSums(first, rows, self.weights.to(x, non_blocking=True))
 
-    def of(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         """Sum rows of [n, k]: [s, k]."""
         return F.embedding_bag(self.rows, x, self.first, per_sample_weights=self.weights, mode="sum")
 
@@ -208,12 +208,12 @@ class MixedPairSource(PairSource):
         rows, mixture = self._rows(span)
         # Mix columns first, while there are fewer rows: selecting columns takes longer than selecting rows.
         mixed = self._columns.mix_columns(self.anchors[rows] @ self.references.T)
-        return mixture.row_sums().to(mixed).of(mixed)
+        return mixture.row_sums().to(mixed).apply(mixed)
 
     def add_gradient(self, totals: Sequence[Tensor], span: slice, grad_similarity: Tensor) -> None:
         rows, mixture = self._rows(span)
-        gradient = mixture.row_sums_backward(len(rows)).to(grad_similarity).of(grad_similarity)
-        gradient = self._columns_backward.of(gradient.T.contiguous()).T
+        gradient = mixture.row_sums_backward(len(rows)).to(grad_similarity).apply(grad_similarity)
+        gradient = self._columns_backward.apply(gradient.T.contiguous()).T
         if self.anchors.requires_grad:
             totals[0].index_add_(0, rows, gradient @ self.references.detach())
         if self.references.requires_grad:

@@ -188,15 +188,15 @@ class _SumsOverRows(torch.autograd.Function):
         refuse_second_derivative()
         saved, n = ctx.saved_tensors, ctx.num_inputs
 
-        def of_input(term: int, i: int) -> Tensor:  # each part has a sum of its own
+        def input_gradient(term: int, i: int) -> Tensor:  # each part has a sum of its own
             return upstream[term] if ctx.num_parts == 1 else upstream[term][i // ctx.inputs_per_part]
 
         # For each term with a gradient, `saved` holds its gradient with respect to every input.
         first, *others = ctx.terms
-        totals = [of_input(first, i) * gradient for i, gradient in enumerate(saved[:n])]
+        totals = [input_gradient(first, i) * gradient for i, gradient in enumerate(saved[:n])]
         for k, term in enumerate(others, 1):
             for i, gradient in enumerate(saved[k * n : (k + 1) * n]):
-                totals[i].addcmul_(gradient, of_input(term, i))
+                totals[i].addcmul_(gradient, input_gradient(term, i))
         return (None, None, None, *totals)
 
 

@@ -141,7 +141,7 @@ class BaseTrainer(ABC):
             while not self.length.is_reached(self.progress) and not self.out_of_patience():
                 self.train_epoch()
                 self.finish_epoch()
-        self._tell_end()
+        self._log_end()
         self.finish()
 
     @contextmanager
@@ -227,7 +227,7 @@ class BaseTrainer(ABC):
         patience = self.settings.validation.patience
         return patience is not None and self.progress.evaluations_since_best >= patience
 
-    def _tell_end(self) -> None:
+    def _log_end(self) -> None:
         if self.out_of_patience() and not self.length.is_reached(self.progress):
             validation = self.settings.validation
             best = f"no {validation.metric} better than that of epoch {self.progress.best_epoch}"

@@ -102,18 +102,18 @@ def copy_centers_from_run(loss: Loss, folder: str | Path, classes: Sequence[str 
     saved = read_centers(path)
     _check_shapes(loss, saved, path)
     rows = {name: row for row, name in enumerate(saved.classes)}
-    here = [i for i, name in enumerate(classes) if str(name) in rows]
-    there = [rows[str(classes[i])] for i in here]
+    target_rows = [i for i, name in enumerate(classes) if str(name) in rows]
+    source_rows = [rows[str(classes[i])] for i in target_rows]
     for prefix, part in losses_with_centers(loss).items():
         state = part.state_dict()
         for name, tensor in _by_class(part).items():
             changed = tensor.clone()
-            changed[here] = saved.tensors[_full_name(prefix, name)][there].to(tensor)
+            changed[target_rows] = saved.tensors[_full_name(prefix, name)][source_rows].to(tensor)
             state[name] = changed.flatten(0, 1)
         part.load_state_dict(state)
     new = [str(name) for name in classes if str(name) not in rows]
     named = f": {', '.join(new[:3])}{', ...' if len(new) > 3 else ''}" if new else ""
-    log(f"copied the centers of {len(here):,} classes from {folder}; {len(new):,} classes are new{named}")
+    log(f"copied the centers of {len(target_rows):,} classes from {folder}; {len(new):,} classes are new{named}")
 
 
 def _check_shapes(loss: Loss, saved: SavedCenters, path: Path) -> None:

@@ -173,8 +173,8 @@ class Engine:
         """Restore the state of :meth:`state_dict`, if the frozen parameters are those of the run that wrote it."""
         if state["frozen"] != self.frozen_digest():
             raise InputError(
-                "the frozen weights are not those with which the run began, and its checkpoint does not hold them: the "
-                "pretrained weights, or the version of torch or timm, are others"
+                "the frozen weights differ from those at the start of the run, and its checkpoint does not hold them: "
+                "the pretrained weights, or the version of torch or timm, have changed"
             )
         self.load_module_state(state["module"])
         optimizer_state = strategy.shard_optimizer_state(state["optimizer"], self.optimizer.optimizer, self.bare_module)
@@ -201,8 +201,8 @@ def create_fabric(settings: BaseSettings, precision: Precision, find_unused_para
     devices, num_nodes = launch.processes_per_node, launch.num_nodes
     if launch.launcher is None and settings.num_processes > 1:
         raise InputError(
-            f"devices = {settings.num_processes}: vicinal train starts as many processes; a program of your own is "
-            f"started by torchrun --nproc_per_node {settings.num_processes}"
+            f"devices = {settings.num_processes}: only vicinal train starts these processes; start your own program by "
+            f"torchrun --nproc_per_node {settings.num_processes}"
         )
     try:
         return Fabric(

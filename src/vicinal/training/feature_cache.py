@@ -215,7 +215,7 @@ def _write(cache: Path, key: FeatureKey, features: FeaturePass) -> None:
         written.flush()
         _check_space(cache, len(images), len(header) + (len(images) - done) * row_bytes)
         if done:
-            log(f"the features of {done:,} images are there already")
+            log(f"the features of {done:,} images are already computed")
         else:
             file.write(header)
         for values, readable in features.batches(done):
@@ -310,7 +310,7 @@ def _write_errors(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "no room on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        reason = "no space on the disk" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise InputError(f"{cache}: cannot be written ({reason}); choose another folder by feature_cache") from error
 
 

@@ -112,7 +112,7 @@ def _set_gradient_checkpointing(embedder: Embedder) -> None:
     try:
         cast(Any, backbone).set_grad_checkpointing(True)
     except (AttributeError, AssertionError, TypeError):  # timm asserts that it has it
-        raise InputError(f"gradient_checkpointing = true: {name} does not have it") from None
+        raise InputError(f"gradient_checkpointing = true: {name} does not support it") from None
 
 
 def _compile(embedder: Embedder, gpu: bool) -> None:

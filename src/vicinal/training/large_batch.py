@@ -111,14 +111,14 @@ class _Forward:
         # Without the cache of autocast: in older versions of torch, weights cached by the first pass have no graph.
         self.autocast = torch.autocast(kind, dtype, torch.is_autocast_enabled(kind), cache_enabled=False)
 
-    def first(self, images: Sequence[Tensor]) -> Tensor:
+    def embed(self, images: Sequence[Tensor]) -> Tensor:
         """The embeddings of all images, tensors [.., ...]."""
         with self.autocast:
             # Copied: an embedding may be a view of a larger tensor, as a class token is, which should be freed.
             parts = (_tensor(self.model(part)) for part in self._inputs(images))
             return torch.cat([part.clone() for part in parts])
 
-    def again(self, images: Sequence[Tensor], gradient: Tensor, parameters: list[Tensor]) -> None:
+    def backward(self, images: Sequence[Tensor], gradient: Tensor, parameters: list[Tensor]) -> None:
         """Backpropagate the gradient of the embeddings to images and parameters, leaves that stand in for the model's.
 
         The model's own parameters get their gradients once, from the graph in which this pass is a node, as their hooks
@@ -175,15 +175,15 @@ class _TwoStages(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: _Forward, *tensors: Tensor) -> Tensor:
         """The embeddings, from images (one tensor, or one per image) and then the parameters."""
-        ctx.pass_again, ctx.num_images = forward.again, len(tensors) - len(forward.trained)
+        ctx.recompute_backward, ctx.num_images = forward.backward, len(tensors) - len(forward.trained)
         ctx.save_for_backward(*tensors)  # so that torch raises if one is changed before the second pass
-        return forward.first(tensors[: ctx.num_images])
+        return forward.embed(tensors[: ctx.num_images])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
-        ctx.pass_again(leaves[: ctx.num_images], gradient, leaves[ctx.num_images :])
+        ctx.recompute_backward(leaves[: ctx.num_images], gradient, leaves[ctx.num_images :])
         return None, *(leaf.grad for leaf in leaves)
 
 

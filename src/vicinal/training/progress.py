@@ -244,7 +244,7 @@ class ProgressDisplay:
         if self._num_steps == 1:  # the first step takes longer
             self._first_step_at = time.monotonic()
         elif self._num_steps == FIRST_STEPS and not self._is_told:
-            self._tell_time(num_steps - progress.step)
+            self._log_time_left(num_steps - progress.step)
 
     def epoch(self, progress: Progress) -> None:
         log(f"{self._summary(progress, progress.loss)}, {self._time_left(progress)}")
@@ -259,7 +259,7 @@ class ProgressDisplay:
             end = f"epochs = {epochs} ends the run at step {num_steps}, before max_steps = {max_steps}"
             log(f"{end}; epochs: null removes this limit")
 
-    def _tell_time(self, steps: int) -> None:
+    def _log_time_left(self, steps: int) -> None:
         """Log the duration of the remaining steps, before the first epoch is over."""
         seconds = steps * (time.monotonic() - self._first_step_at) / (FIRST_STEPS - 1)
         if seconds >= MIN_SECONDS:

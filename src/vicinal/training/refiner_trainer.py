@@ -200,7 +200,7 @@ class RefinerTrainer(BaseTrainer):
         metrics = {**metrics, **self._unrefined_metrics()}
         self.refiner.save_pretrained(self.run.model, recipe=self.fitted_recipe.config, metrics=metrics)
         if self.validation is not None:
-            self._tell_metrics(metrics)
+            self._log_metrics(metrics)
             whole = self.validation.parts[0]
             from vicinal.report.plots import depth_curve  # needs matplotlib
 
@@ -214,7 +214,7 @@ class RefinerTrainer(BaseTrainer):
             before |= {f"{size} per class: {name}": guardrail.before.metrics[name] for name in guardrail.metrics}
         return {f"val {name}, not refined": value for name, value in before.items()}
 
-    def _tell_metrics(self, metrics: Mapping[str, float]) -> None:
+    def _log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log the gains on the validation classes, and where attention goes."""
         assert self.validation is not None
         names = [*self._reported_metrics()]
@@ -222,11 +222,11 @@ class RefinerTrainer(BaseTrainer):
         changes = [
             f"{name} {metrics[f'val {name}, not refined']:.2%} -> {metrics[f'val {name}']:.2%}" for name in names
         ]
-        log(f"on {len(self.validation.parts[0].table.classes):,} classes not trained on: {', '.join(changes)}")
+        log(f"on {len(self.validation.parts[0].table.classes):,} unseen classes: {', '.join(changes)}")
         if f"val {ATTENTION}" not in metrics:
             return
         attention, uniform = (metrics[f"val {name}"] for name in (ATTENTION, UNIFORM))
-        log(f"{attention:.1%} of the attention goes to neighbors of the own class, which are {uniform:.1%} of them")
+        log(f"{attention:.1%} of the attention goes to neighbors of the same class, which are {uniform:.1%} of all")
 
     def _reported_metrics(self) -> list[str]:
         settings = self.settings
@@ -244,13 +244,13 @@ class RefinerTrainer(BaseTrainer):
             guarded = f" without a lower {' or '.join(names)}" if names else ""
             guarded += f" at all and {sizes} images per class" if sizes else ""
             raise NotBetterError(
-                f"the refiner does not help on classes not trained on: no epoch had a higher {metric} than the "
+                f"the refiner does not help on unseen classes: no epoch had a higher {metric} than the "
                 f"{before.metrics[metric]:.2%} of the embeddings themselves{guarded}; no refiner was saved"
             )
         gain, error = self.validation.after().gain(before, metric)
         if gain < 2 * error:
             raise NotBetterError(
-                f"the refiner does not help significantly on classes not trained on: {metric} changes by "
+                f"the refiner does not help significantly on unseen classes: {metric} changes by "
                 f"{100 * gain:.2f} +- {100 * error:.2f} points (mean of {len(self.validation.parts[0].table.classes)} "
                 "classes); no refiner was saved"
             )

@@ -37,7 +37,7 @@ def train(recipe: Recipe, out: str | Path) -> RunFolder:
     check_launch(settings.devices, settings.num_nodes)
     if recipe.has_small_backbone:
         backbone = f"model.backbone = {recipe.model['backbone']}"
-        log(f"no GPU found: {backbone}, a small network; name another, such as resnet50, for higher scores")
+        log(f"no GPU found: using {backbone}, a small network; name another, such as resnet50, for higher scores")
     if settings.precision != "32" and "precision" not in recipe.given:
         log(f"precision = {settings.precision}: the network computes in bfloat16 on this GPU, the loss in float32")
     with run.new():

@@ -55,7 +55,7 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     options: dict[str, Any] = {"mesh": mesh["data_parallel"], "reshard_after_forward": True}
     if whole:
         if "ignored_params" not in inspect.signature(fully_shard).parameters:
-            raise InputError("strategy = fsdp: weights that are single numbers, as of model.learned_p, need torch 2.7")
+            raise InputError("strategy = fsdp: scalar weights, such as that of model.learned_p, need torch 2.7")
         options["ignored_params"] = whole
     for embedder in [part for part in module.modules() if isinstance(part, Embedder)]:
         for block in blocks_of(embedder.backbone):

@@ -185,7 +185,7 @@ class Trainer(BaseTrainer):
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            text = f"a process that reads images ended, for lack of memory perhaps: {one_line(error, 120)}"
+            text = f"a process that reads images died, perhaps for lack of memory: {one_line(error, 120)}"
             raise TrainingStoppedError(f"{text}; {self.resume_hint}") from error
 
     @cached_property
@@ -356,7 +356,7 @@ class Trainer(BaseTrainer):
             metrics = {**metrics, **self._zero_shot_metrics()}
             if self.progress.keeps_zero_shot and not self.is_compatible:
                 embedder, metrics = self._zero_shot_model(), self._zero_shot_metrics("val")
-            self._tell_scores()
+            self._log_scores()
         class_centers.save_centers(self.run.centers, self.loss, self.images.table.classes)
         put_together(self.embedder)
         if self.is_main_process:
@@ -366,7 +366,7 @@ class Trainer(BaseTrainer):
         score = self.progress.zero_shot
         return {f"{name} {self.settings.validation.metric}": score} if math.isfinite(score) else {}
 
-    def _tell_scores(self) -> None:
+    def _log_scores(self) -> None:
         progress, metric = self.progress, self.settings.validation.metric
         if progress.keeps_zero_shot and self.is_compatible:
             log(f"no epoch had a higher {metric} than zero-shot, which is not compatible with the old model")

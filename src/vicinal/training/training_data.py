@@ -114,7 +114,7 @@ def create_sampler(settings: TrainingSettings, table: Table) -> ClassBalancedBat
         *fit_batches(settings, table),
         settings.coarse_classes_per_batch,
         coarse_sampling=settings.coarse_sampling,
-        **_of_classes(settings, table),
+        **_class_options(settings, table),
     )
 
 
@@ -122,8 +122,8 @@ def create_flat_sampler(settings: BaseSettings, table: Table) -> ClassBalancedBa
     """The batch sampler of this process, without regard to coarse labels."""
     sizes = fit_batches(settings, table)
     if sizes.samples_per_class == 0:
-        return RandomBatchSampler(len(table), sizes.batch_size, **_of_processes(settings))
-    return ClassBalancedBatchSampler(table.labels, *sizes, **_of_classes(settings, table))
+        return RandomBatchSampler(len(table), sizes.batch_size, **_process_options(settings))
+    return ClassBalancedBatchSampler(table.labels, *sizes, **_class_options(settings, table))
 
 
 def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
@@ -131,12 +131,12 @@ def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
     return math.ceil(len(create_sampler(settings, table)) / settings.accumulate_grad_batches)
 
 
-def _of_classes(settings: BaseSettings, table: Table) -> dict[str, Any]:
+def _class_options(settings: BaseSettings, table: Table) -> dict[str, Any]:
     classes = {name: getattr(settings, name) for name in ("class_sampling", "small_classes")}
-    return {**classes, "class_names": table.classes, **_of_processes(settings)}
+    return {**classes, "class_names": table.classes, **_process_options(settings)}
 
 
-def _of_processes(settings: BaseSettings) -> dict[str, Any]:
+def _process_options(settings: BaseSettings) -> dict[str, Any]:
     steps = settings.steps_per_epoch
     num_batches = None if steps is None else steps * settings.accumulate_grad_batches
     process = {"rank": distributed.rank(), "world_size": distributed.world_size()}

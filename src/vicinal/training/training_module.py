@@ -23,7 +23,7 @@ class TrainingModule(nn.Module):
         self.embedder.normalize_in_training = not any(part.uses_norms for part in parts)
         self.embedder.features_in_training = any(part.uses_features for part in parts)
         if self.embedder.features_in_training and type(self) is not TrainingModule:
-            raise InputError("sample_selection: a loss that uses features, such as S2SD, has none of selected samples")
+            raise InputError("sample_selection: a loss that uses features, such as S2SD, is not supported")
         for part in parts:
             if isinstance(part, S2SD) and (part.in_features != embedder.num_features or not part.heads):
                 part.create_heads(embedder.num_features)

@@ -43,7 +43,7 @@ def check_transition(settings: TransitionSettings, loss: Loss, classes: Sequence
             f"transition.source = {settings.source} is for the loss ForwardCorrection without noise_rate; leave it out"
         )
     if Path(settings.source).is_dir():
-        _loss_of(RunFolder(Path(settings.source)), classes)
+        _load_loss(RunFolder(Path(settings.source)), classes)
     else:
         read_transition(settings.source, classes)
 
@@ -82,7 +82,7 @@ def read_transition(path: str | Path, classes: Sequence[str | int]) -> Tensor:
     if kept.min() < -MAX_ROUNDING:
         least = int(kept.argmin())
         total = f"the probabilities of {classes[least]} sum to {1 - kept[least]:g}"
-        raise InputError(f"{path}: {total}; at most 1 is possible")
+        raise InputError(f"{path}: {total}; it must be at most 1")
     return matrix + kept.clamp_min(0).diag()
 
 
@@ -103,7 +103,7 @@ def class_probabilities(folder: str | Path, images: ImageDataset, device: torch.
     The images have the labels of the run; they are transformed as the model's transform says.
     """
     run, classes = RunFolder(Path(folder)), images.table.classes
-    loss = _loss_of(run, classes)
+    loss = _load_loss(run, classes)
     check_memory(4 * len(images) * len(classes), f"{folder}: class probabilities of the training images")
     embedder = Embedder.from_pretrained(run.model).to(device)
     create_centers(loss, len(classes), embedder.train_output_dim)
@@ -118,7 +118,7 @@ def class_probabilities(folder: str | Path, images: ImageDataset, device: torch.
     return torch.cat(parts)
 
 
-def _loss_of(run: RunFolder, classes: Sequence[str | int]) -> Loss:
+def _load_loss(run: RunFolder, classes: Sequence[str | int]) -> Loss:
     """The loss of a finished run on these classes, which has class probabilities, without its centers."""
     different = set(read_centers(run.centers).classes) ^ {str(name) for name in classes}
     if different:

@@ -113,7 +113,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None, sho
         yield from items
         return
     if not stderr().is_terminal:
-        yield from _counted(items, description, total)
+        yield from _log_progress(items, description, total)
         return
     with progress_bar() as progress:
         task = progress.add_task(description, total=total, note="")
@@ -122,7 +122,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None, sho
             progress.advance(task)
 
 
-def _counted(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
+def _log_progress(items: Iterable[Item], description: str, total: int | None) -> Iterator[Item]:
     """Yield the items, and log their number every SECONDS_PER_LINE."""
     begun = logged = time.monotonic()
     for number, item in enumerate(items):

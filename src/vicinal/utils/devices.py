@@ -88,7 +88,7 @@ def tile_elements(device: torch.device) -> int:
     A tile of a CPU stays in its cache. A GPU has no cache of such a size and must be kept busy: the larger a tile, the
     fewer kernels are launched.
     """
-    return CPU_ELEMENTS if device.type == "cpu" else _of_gpu(device)
+    return CPU_ELEMENTS if device.type == "cpu" else _gpu_elements(device)
 
 
 def default_tile_rows(columns: int, device: torch.device) -> int:
@@ -98,7 +98,7 @@ def default_tile_rows(columns: int, device: torch.device) -> int:
     return max(MIN_TILE_ROWS, threads * tile_elements(device) // max(columns, 1))
 
 
-def _of_gpu(device: torch.device) -> int:
+def _gpu_elements(device: torch.device) -> int:
     if device.type != "cuda" or not torch.cuda.is_available():
         return MIN_GPU_ELEMENTS
     elements = torch.cuda.get_device_properties(device).total_memory // BYTES_PER_ELEMENT

@@ -61,7 +61,7 @@ class IndexExistsError(InputError):
     """
 
     def __init__(self, place: object) -> None:
-        super().__init__(f"{place} is an index already; add to it, or overwrite it")
+        super().__init__(f"{place} is already an index; add to it, or overwrite it")
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:

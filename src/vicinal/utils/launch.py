@@ -72,7 +72,7 @@ def check_launch(devices: int | None, num_nodes: int | None, environment: Mappin
     if launch.world_size % launch.processes_per_node:
         raise InputError(
             f"{launch.launcher} started {launch.world_size} processes, and {launch.processes_per_node} of them on one "
-            "node; start equally many on all nodes"
+            "node; start as many on every node"
         )
     wanted = (devices or launch.processes_per_node, num_nodes or launch.num_nodes)
     if wanted != (launch.processes_per_node, launch.num_nodes):

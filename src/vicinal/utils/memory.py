@@ -43,16 +43,16 @@ def check_memory(num_bytes: int, what: str) -> None:
 
 def available_memory() -> int:
     """The number of bytes that this process can still allocate, by the system, its container and its own limits."""
-    return max(0, min(_of_system(), _of_container(), *_of_limits()))
+    return max(0, min(_system_available(), _container_available(), *_limits_available()))
 
 
-def _of_system() -> int:
+def _system_available() -> int:
     with suppress(OSError, ValueError):
         return _sizes(Path("/proc/meminfo"))["MemAvailable"]
     return sys.maxsize
 
 
-def _of_container() -> int:
+def _container_available() -> int:
     for limit, usage in CGROUP_FILES:
         with suppress(OSError, ValueError):  # no such file, or its content is "max"
             return int((CGROUP / limit).read_text()) - int((CGROUP / usage).read_text()) + _reclaimable()
@@ -67,7 +67,7 @@ def _reclaimable() -> int:
     return 0
 
 
-def _of_limits() -> list[int]:
+def _limits_available() -> list[int]:
     """The bytes that are left of the limits of this process (`ulimit -v` and `ulimit -d`)."""
     try:
         import resource
@@ -148,20 +148,20 @@ def temporary_map(blocks: Iterable[Floats], shape: tuple[int, int], what: str) -
 
     with tempfile.TemporaryFile() as file:
         if distributed.world_size() == 1:
-            return _written(file, blocks, shape, what)
+            return _write_blocks(file, blocks, shape, what)
         machines = distributed.all_gather_objects(platform.node())
         first = machines.index(platform.node())
-        own = _written(file, blocks, shape, what) if first == distributed.rank() else None
+        own = _write_blocks(file, blocks, shape, what) if first == distributed.rank() else None
         paths = distributed.all_gather_objects(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         try:
             return _mapped(paths[first], shape) if own is None else own
         except OSError:  # not Linux, or another machine of that name
-            return _written(file, blocks, shape, what)
+            return _write_blocks(file, blocks, shape, what)
         finally:
             distributed.barrier()  # until then the file of the first process stays open
 
 
-def _written(file: BinaryIO, blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
+def _write_blocks(file: BinaryIO, blocks: Iterable[Floats], shape: tuple[int, int], what: str) -> Floats:
     import numpy as np
 
     needed, folder = 4 * shape[0] * shape[1], tempfile.gettempdir()

@@ -127,24 +127,24 @@ def _joined(queries: pd.DataFrame, gallery: pd.DataFrame) -> pd.DataFrame:
 def _log_doubts(calibration: Calibration, table: Table) -> None:
     rate, level = calibration.false_accept_rate, calibration.confidence_level
     if "train" in table.splits:
-        log("training images are among these: their classes are easier than others, so the threshold is too high or "
-            "too low for them; --split val takes those of other classes")  # fmt: skip
+        log("some of these are training images, whose classes are easier than others, so the threshold does not suit "
+            "other classes; --split val uses only unseen ones")  # fmt: skip
     if table.has("coarse") and table.frame["coarse"].nunique() == 1:
-        log(f"all these classes are of one kind, {table.frame['coarse'].iloc[0]}; they say little about other kinds")
+        log(f"all classes have one coarse label, {table.frame['coarse'].iloc[0]}; they say little about others")
     if calibration.false_reject_rate > WEAK:
         log(
             f"warning: the model is too weak to decide at {100 * rate:g} %: of the images of known classes "
-            f"{100 * calibration.false_reject_rate:.0f} % are rejected; accept more, or train on such classes"
+            f"{100 * calibration.false_reject_rate:.0f} % are rejected; use a higher rate, or train on such classes"
         )
     needed = classes_needed(rate, level)
     if calibration.num_classes < needed:
         log(
-            f"{calibration.num_classes:,} classes are too few to be sure of {100 * rate:g} %, for which {needed:,} are "
-            f"needed: of other classes up to {100 * calibration.false_accept_rate_bound:.1f} % of the queries may be "
-            f"accepted (with {100 * level:g} % confidence), and intervals are too narrow"
+            f"{calibration.num_classes:,} classes are too few for a reliable rate of {100 * rate:g} %, for which "
+            f"{needed:,} are needed: of other classes up to {100 * calibration.false_accept_rate_bound:.1f} % of the "
+            f"queries may be accepted (with {100 * level:g} % confidence), and intervals are too narrow"
         )
     if calibration.num_queries * rate < 1:
         log(
-            f"a false-accept rate of {rate:g} is less than one of {calibration.num_queries:,} queries: the threshold "
-            "is above them all; use more images or a higher rate"
+            f"a false-accept rate of {rate:g} is less than one in {calibration.num_queries:,} queries: the threshold "
+            "is above all scores; use more images or a higher rate"
         )

@@ -61,8 +61,8 @@ def warn_of_larger_gallery(folder: str | Path, index: ImageIndex) -> None:
     if index.count(at_most=LARGER * calibration.num_gallery + 1) > LARGER * calibration.num_gallery:
         log(
             f"{folder} has {len(index):,} images, the calibration {calibration.num_gallery:,}: in a larger gallery "
-            "unknown images find more similar ones, so more are accepted than was asked for; vicinal calibrate "
-            f"--gallery {folder} compares with all of them"
+            "unknown images find more similar ones, so more are accepted than requested; vicinal calibrate --gallery "
+            f"{folder} compares with all of them"
         )
 
 
@@ -109,6 +109,6 @@ def calibration_of(source: str, embedded: EmbeddedTable, model: str | None, file
         found = stored_calibration(model or source, embedded.fingerprint)
     if found is None:
         raise InputError(f"{source} has no calibration, which --open_set needs; make one: vicinal calibrate, and give "
-                         "--calibration FILE where it is not kept with the model")  # fmt: skip
+                         "--calibration FILE if it is not stored with the model")  # fmt: skip
     found.check_model(embedded.fingerprint)
     return found

@@ -46,8 +46,8 @@ def find_problems_of_source(
         agreement = findings.neighbors.with_positives().same_class[:, 0].mean()
         if agreement < MIN_AGREEMENT:
             log(f"only {agreement:.0%} of the images have a nearest neighbor of their class: either very many labels "
-                "are wrong, or the model does not separate the classes and most findings are false; --model takes "
-                "another")  # fmt: skip
+                "are wrong, or the model does not separate the classes and most findings are false; try another "
+                "--model")  # fmt: skip
     return findings
 
 
@@ -56,10 +56,10 @@ def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: 
     if kind in ("embeddings", "index"):
         embedded = reader.embed(source, split)
         if not embedded.table.has("path") and (split not in (None, "all") or reader.where is not None):
-            log("without paths: rows are numbered within those selected; decisions fit a table of these rows only")
+            log("no paths: rows are numbered within this selection; decisions apply only to a table of these rows")
         return find_problems(embedded.vectors, embedded.table, _facts(embedded.table), **options)
     if kind != "run" and reader.model is None:
-        log(f"embedding with {DEFAULT_MODEL}, which was not trained on these images; --model takes another")
+        log(f"embedding with {DEFAULT_MODEL}, which was not trained on these images; --model selects another")
         reader = replace(reader, model=DEFAULT_MODEL)
     table = reader.read_table(source, split)
     reader.check_model(source)  # before all images are read
@@ -106,6 +106,6 @@ def images_folder(reader: EmbeddingReader, source: str, split: str | None = None
 def _facts(table: Table) -> ImageFacts | None:
     """Facts about the image files of embeddings; None if these do not exist."""
     if not table.has("path") or not any(map(os.path.isfile, table.paths)):
-        log("without image files: pixels are not checked, and near duplicates are found by embeddings alone")
+        log("no image files: pixels are not checked, and near duplicates are found by embeddings alone")
         return None
     return image_facts(table)

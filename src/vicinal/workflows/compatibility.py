@@ -37,7 +37,7 @@ def compare_across(
     (old_name, old), (new_name, new) = sources.items()
     check_same_images(old.table, new.table, f"{new_name} against {old_name}")
     if settings.protocol_of(old_name) != "standard" or settings.hierarchy:
-        raise InputError("evaluation across models has the standard protocol and no hierarchy; leave them out")
+        raise InputError("evaluation across models needs the standard protocol and no hierarchy; leave them out")
     if adapter is not None:
         maps_old = len(adapter.matrix) == old.vectors.shape[1]
         adapter.check_model((old if maps_old else new).fingerprint)

@@ -94,7 +94,7 @@ def load_file(
     vectors, table = embedding_files.load_vectors(source, mapped), embedding_files.load_labels(labels, **columns)
     if len(table) != len(vectors):
         raise InputError(
-            f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; there must be one row each"
+            f"{labels} has {len(table)} rows, {source} {len(vectors)} embeddings; give one row per embedding"
         )
     return EmbeddedTable(vectors, _with_own_images(table, labels, source), source)
 
@@ -110,7 +110,7 @@ def _with_own_images(table: Table, labels: str, source: str) -> Table:
     for row, (path, embedded) in enumerate(zip(table.paths, own["path"], strict=True)):
         if basename(path) != basename(embedded):
             raise InputError(
-                f"{labels}: row {row} is of {basename(path)}, but its embedding in {source} of {basename(embedded)}; "
+                f"{labels}: row {row} is {basename(path)}, but its embedding in {source} is of {basename(embedded)}; "
                 "put the rows in the order of the embeddings"
             )
     return table
@@ -185,7 +185,7 @@ class Postprocessing:
         if self.dim < (dims[0] if dims else model.dim):
             trained = f"with Matryoshka for {dims[0]} dimensions and more" if dims else "without Matryoshka"
             log(
-                f"warning: the model was trained {trained}; its first {self.dim} dimensions alone may find much less "
+                f"warning: the model was trained {trained}; its first {self.dim} dimensions may retrieve much worse "
                 "than PCA whitening to as many (vicinal whiten --dim)"
             )
 

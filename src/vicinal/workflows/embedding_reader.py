@@ -215,7 +215,7 @@ class EmbeddingReader(EmbeddingOptions):
             embed = partial(embed_multi_scale, model, scales=self.scales, max_size=self.max_size)
         self.postprocessing.check_model(model)
         if self.precision != self.used_precision != "32":
-            log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 takes float32")
+            log(f"precision = {self.used_precision}: embedding in bfloat16 on this GPU; --precision 32 uses float32")
         options: dict[str, Any] = {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
@@ -236,7 +236,7 @@ class EmbeddingReader(EmbeddingOptions):
         """The selected rows of stored embeddings, after the steps of the options."""
         for option in ("model", "weights", "pooling", "scales"):
             if getattr(self, option) is not None:
-                raise InputError(f"{source.name} holds embeddings already; leave out --{option}, or name the images")
+                raise InputError(f"{source.name} already holds embeddings; leave out --{option}, or name the images")
         embedded, name = source.stored(self.mapped), self.labels or source.name
         columns: Mapping[str, str] = getattr(embedded.origin, "made_with", {})  # of an index
         rows = self._rows(embedded.table, split, name, columns)

@@ -216,7 +216,7 @@ def _check_combined_images(sources: Mapping[str, EmbeddedTable], combine: Combin
         except InputError as error:
             if combine == "compare":
                 raise
-            log(f"the average is over other test sets, as in cross-validation: {str(error).partition(';')[0]}")
+            log(f"the average is over different test sets, as in cross-validation: {str(error).partition(';')[0]}")
 
 
 def check_same_images(first: Table, second: Table, what: str) -> None:

@@ -96,7 +96,7 @@ def _table(
             return None
         table = table if split else table.subset(default)
     elif split is not None:
-        raise InputError(f"split {split} is of check images or of a run; {source} has neither, so give check")
+        raise InputError(f"split {split} needs check images or a run, and {source} is no run; give check")
     else:
         return None
     if reader.on_error == "skip":

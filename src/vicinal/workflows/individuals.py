@@ -112,7 +112,7 @@ def apply_identity_decisions(
             `new` one that it has; or a photo is in the index under another identity. Nothing is changed then.
     """
     if not table.has("path"):
-        raise InputError("decisions are about photos with paths; the source has none")
+        raise InputError("decisions need photos with paths; the source has none")
     decided = decided_rows(table, Path(decisions), vocabulary=IDENTIFYING)
     with Index.load(place, timeout) as index:
         rows = np.array(list(_plan(index, table, decided).labels), dtype=np.int64)

@@ -16,7 +16,7 @@ from vicinal.models.feature_maps import patch_transform
 from vicinal.models.module_embedder import ModuleEmbedder
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.reranking.local import LocalReranking
-from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, some_images
+from vicinal.retrieval.reranking.local_features import IndexFeatures, LocalEncoder, encode_items, sample_images
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import counted, log
 from vicinal.utils.errors import InputError
@@ -31,7 +31,7 @@ def learn_encoder(model: object, images: Table, settings: LocalSettings, source:
     """The encoder of local features by a model of a timm backbone, whose whitening is learned on the given images."""
     if not isinstance(model, Embedder) or isinstance(model, ModuleEmbedder):
         raise InputError(
-            f"{source}: local features come from images and a model of a timm backbone, not from stored embeddings or "
+            f"{source}: local features need images and a model with a timm backbone, not stored embeddings or "
             "an exported model; name the images, and the model with --model"
         )
     return LocalEncoder.fit(model, images, settings.dim or None, settings.size, settings.layer)
@@ -134,7 +134,7 @@ class LocalSearch:
         if encoder is not None and settings is not None:
             raise InputError("the index stores its local features; leave out the options --local.size, layer and dim")
         if encoder is None:
-            encoder = learn_encoder(model, some_images(index), settings or LocalSettings(), "the queries")
+            encoder = learn_encoder(model, sample_images(index), settings or LocalSettings(), "the queries")
         if weight is None and stored is not None:
             weight = stored["weight"]
         self._method = method if weight is None else replace(method, weight=weight)

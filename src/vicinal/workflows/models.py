@@ -93,7 +93,7 @@ class EmbeddingOptions:
         check_positive_integer(self, batch_size=self.batch_size, **given(max_size=self.max_size, dim=self.dim))
         check_nonnegative(self, num_workers=self.num_workers)
         if self.max_size is not None and self.scales is None:
-            raise InputError("max_size is about embedding at several scales; give --scales too, such as --scales 1")
+            raise InputError("max_size is for embedding at several scales; give --scales too, such as --scales 1")
         _ = self.postprocessing  # an unreadable file is reported before anything is embedded
 
     @cached_property
@@ -276,5 +276,5 @@ def load_best(run: RunFolder, allow_imports: Sequence[str] = ()) -> Embedder:
         raise InputError(f"{run.best} does not fit its recipe without adapters; finish the run with: "
                          f"{run.resume_command()}")  # fmt: skip
     embedder.load_state_dict({**own, **state})
-    log(f"{run.path} is not finished: taking the weights of its best evaluation so far, after epoch {best['epoch']}")
+    log(f"{run.path} is not finished: using the weights of its best evaluation so far, after epoch {best['epoch']}")
     return embedder.eval()

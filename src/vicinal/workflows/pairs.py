@@ -58,7 +58,7 @@ class PairList:
         elif table.has("path"):
             known = {path: row for row, path in reversed([*enumerate(table.paths)])}
         else:
-            raise InputError(f"the images have no paths by which those of {self.path} could be found; name their rows")
+            raise InputError(f"the images have no paths to match those in {self.path}; give row numbers")
         first, second = (self._find(column, known) for column in ("a", "b"))
         return first, second
 

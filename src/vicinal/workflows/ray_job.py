@@ -132,7 +132,7 @@ def embed_on_ray(
             with closing(_RayData(ray, job, needs_gpus).embed()) as embedded:
                 return job.complete(track(embedded, "embedding", total=len(job.batches)))
         except ray.exceptions.RayError as error:
-            text = f"{one_line(error, 200)}; the same command goes on at the last part"
+            text = f"{one_line(error, 200)}; the same command resumes at the last part"
             raise OSError(errno.EIO, text, f"--ray {address}") from None
 
 
@@ -193,14 +193,14 @@ class _RayData:
         has = self.ray.cluster_resources()
         num_cpus, num_gpus = int(has.get("CPU", 0)), int(has.get("GPU", 0))
         if not num_cpus:
-            raise InputError("the Ray cluster has no CPUs, which read the images")
+            raise InputError("the Ray cluster has no CPUs to read the images")
         if self.needs_gpus and not num_gpus:
             raise InputError("device cuda cannot be used: the Ray cluster has no GPUs")
         if num_gpus and self._reader.device != "cpu":
             log(f"the Ray cluster has {num_cpus:,} CPUs, and {num_gpus:,} GPUs, each with a model")
             return {"compute": data.ActorPoolStrategy(size=num_gpus), "num_cpus": 0, "num_gpus": 1}
         size = max(1, num_cpus // torch.get_num_threads())
-        log(f"the Ray cluster has {num_cpus:,} CPUs, and {size:,} models on them")
+        log(f"the Ray cluster has {num_cpus:,} CPUs, which run {size:,} models")
         # Models reserve no CPUs in Ray: on a cluster with few CPUs, reading would wait for them forever.
         return {"compute": data.ActorPoolStrategy(size=size), "num_cpus": 0}
 
@@ -289,7 +289,7 @@ def _deadly_images(batch: RowBatch, transform: ImageTransform, attempts: Any) ->
     for position, path in enumerate(batch.table.paths):
         image = ("image", batch.first_row + position)
         if ray.get(attempts.begin.remote(image)) > MAX_IMAGE_ATTEMPTS:
-            deadly[position] = f"{path}: the process that reads it ended {MAX_IMAGE_ATTEMPTS} times"
+            deadly[position] = f"{path}: the process that read it died {MAX_IMAGE_ATTEMPTS} times"
         else:
             _ = PixelBatches(ImageDataset(batch.table, transform), [[position]])[0]
             attempts.end.remote([image])  # arrives before the next image is begun, which is waited for
@@ -311,7 +311,7 @@ class EmbedBlock:
         try:
             self._embed = reader.batch_embedder(source)
             if reader.fingerprint != fingerprint:
-                raise InputError(f"{reader.model}: another machine of the cluster has another model of this name")
+                raise InputError(f"{reader.model}: another machine of the cluster has a different model of this name")
         except Exception as error:
             self._failure = one_line(error)
 
@@ -324,7 +324,7 @@ class EmbedBlock:
         self, pixels: npt.NDArray[np.uint8], first_row: int, num_images: int, errors: dict[int, str]
     ) -> EmbeddedBatch | str:
         if self._failure or self._cannot_finish(first_row):
-            return self._failure or f"from row {first_row}: the process that embeds ended {MAX_EMBED_ATTEMPTS} times"
+            return self._failure or f"from row {first_row}: the process that embeds died {MAX_EMBED_ATTEMPTS} times"
         try:
             vectors = self._embed(torch.from_numpy(np.array(pixels[:num_images])))  # a copy, since Ray's is read-only
         except Exception as error:

@@ -197,7 +197,7 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
     table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
     if not table.has("label"):
         raise InputError(
-            "the embeddings have no column label; a refiner is trained with labels: give a file of them by --labels"
+            "the embeddings have no column label; a refiner is trained with labels: give their file with --labels"
         )
     if table.has("split"):
         if "train" not in table.splits:
@@ -205,14 +205,14 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
         rows = np.flatnonzero(table.frame["split"].isin(["train", "val"]))
         vectors, table = vectors[rows], table.take(rows)
         for name in shared_classes(table.frame):
-            raise InputError(f"class {name} is in train and val; a refiner is validated on classes not trained on")
+            raise InputError(f"class {name} is in train and val; a refiner is validated on unseen classes")
     check_trainable(table)
     table = _with_val(table, settings)
     check_trainable(table.subset("train"))
     if "val" not in table.splits:
         return LabeledEmbeddings(vectors, table, fingerprint)
     if len(table.subset("val").classes) < 2:
-        raise InputError("the split val has one class, whose images would always be found; it needs two or more")
+        raise InputError("the split val has one class, so every match would be right; it needs two or more")
     require_validatable(table.subset("val"), settings.validation.metric)
     return LabeledEmbeddings(vectors, table, fingerprint)
 

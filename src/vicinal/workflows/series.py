@@ -26,8 +26,8 @@ def warn_of_series(name: str, embedded: EmbeddedTable) -> None:
     if fraction >= MOST and fraction >= TIMES_CHANCE * chance:
         log(
             f"warning: {name}: {100 * fraction:.0f} % of the right first matches are the file beside the query's "
-            f"({100 * chance:.0f} % by chance), as photos of one series are, so scores and thresholds are too good for "
-            "other photos; tell series by a column group, or by --group_pattern, such as '(.*)_[0-9]+', or by "
+            f"({100 * chance:.0f} % by chance), as photos of one series are, so scores and thresholds are too "
+            "optimistic for other photos; mark series by a column group, --group_pattern, such as '(.*)_[0-9]+', or "
             "--group_minutes between photos"
         )
 

@@ -176,7 +176,7 @@ class EvaluationSettings:
         if not 0 < self.known_fraction < 1:
             raise InputError(f"known_fraction = {self.known_fraction} is invalid; use one between 0 and 1")
         if self.calibration is not None and not self.open_set:
-            raise InputError("calibration is about open_set; give --open_set too")
+            raise InputError("calibration is for open_set; give --open_set too")
         Resampling("classes", self.confidence_level, self.num_resamples, self.seed)
 
     def protocol_of(self, source: str) -> Protocol:

@@ -45,7 +45,7 @@ class ShardJob:
         """The numbers of the parts that are absent or damaged."""
         missing = [number for number in range(self.manifest.num_parts) if not self._is_there(number)]
         if kept := self.manifest.num_parts - len(missing):
-            log(f"shard {self.manifest.name}: {kept:,} of {self.manifest.num_parts:,} parts were there already")
+            log(f"shard {self.manifest.name}: {kept:,} of {self.manifest.num_parts:,} parts already exist")
         return missing
 
     @cached_property
@@ -137,7 +137,7 @@ def shard_job(
     """The missing parts of a shard, locked against other processes; arguments and errors as of `embed_shard`."""
     given = Source(source)
     if given.is_stored:
-        raise InputError(f"{source} holds embeddings already; --shard and --ray are about images")
+        raise InputError(f"{source} already holds embeddings; --shard and --ray need images")
     if Path(source).exists() and Path(source).resolve() == Path(folder).resolve():
         raise InputError(f"{folder} holds the images; write the shards into a folder of their own")
     on_error = reader.on_error or "skip"

@@ -249,5 +249,5 @@ def selected_rows(
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
         if not is_selected.any():
-            raise InputError(f"{source}: no row fulfills {where}" + (f" in the split {split}" * bool(split)))
+            raise InputError(f"{source}: no row matches {where}" + (f" in the split {split}" * bool(split)))
     return np.flatnonzero(is_selected)

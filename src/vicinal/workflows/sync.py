@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.retrieval.index.database import TIMEOUT, Database
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, converted_record, frame_of_table, payload_of
+from vicinal.retrieval.index.metadata import FILE_COLUMNS, Metadata, converted_record, frame_of_table, kinds_and_records
 from vicinal.retrieval.index.remote.engine_url import is_engine_url
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log
@@ -260,7 +260,7 @@ def _apply_without_embedding(
 
 def _differing(metadata: Metadata, table: Table, ids: Integers) -> Integers:
     """The rows of a table whose columns are not those of the images with these ids."""
-    old, new = payload_of(metadata.lookup(ids).drop(columns="id")), payload_of(frame_of_table(table))
+    old, new = kinds_and_records(metadata.lookup(ids).drop(columns="id")), kinds_and_records(frame_of_table(table))
     kinds = merged_kinds(old[0], new[0])
     different = [
         converted_record(before, kinds) != converted_record(after, kinds)

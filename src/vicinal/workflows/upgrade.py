@@ -106,7 +106,7 @@ def upgrade_index(
         ids = index.state.current().ids
         ids = np.setdiff1d(ids[ids < num_vectors], work.images.left_out)
         if not len(ids):
-            raise InputError(f"{folder} has no image that can be embedded; it stays as it was")
+            raise InputError(f"{folder} has no image that can be embedded; it is unchanged")
         settings = {**index.state.current().settings, **own, "local_features": work.learn_local_features()}
         images.fill_local_features(settings["local_features"])
         generation = Generation.build(Path(folder), settings, work.vectors(num_vectors), ids, refiner)
@@ -154,7 +154,7 @@ def roll_back(
     if generation.context is not None and len(added):
         refiner, refined_by = refiner_for(generation.settings["made_with"]), generation.context.refiner_fingerprint
         if refiner is None or refiner.fingerprint() != refined_by:
-            raise InputError(f"{folder}: the generation before is refined by {refined_by}; give it with --refiner")
+            raise InputError(f"{folder}: the previous generation is refined by {refined_by}; give it with --refiner")
     images = UpgradedImages(index, str(folder), reader or EmbeddingReader())
     with _work(images, part_size, covered=len(generation.engine)) as work:
         work.catch_up()
@@ -193,7 +193,7 @@ def _check_new(index: ImageIndex, folder: str | Path, fingerprint: str | None, r
         refiner.check_model(fingerprint)
     refined_by = None if refiner is None else refiner.fingerprint()
     if (fingerprint, refined_by) == (index.model_fingerprint, index.refiner_fingerprint):
-        raise InputError(f"{folder} holds embeddings of the model {fingerprint} already; give another one")
+        raise InputError(f"{folder} already holds embeddings of the model {fingerprint}; give another")
 
 
 def _calibration(made_with: Mapping[str, str], model: str | None, refiner: ContextRefiner | None) -> object:
@@ -221,7 +221,7 @@ def _switch(index: Index, generation: Generation, work: _Work, refiner: ContextR
         state.switch(generation.settings, extended.engine, extended.context)
         index.delete(gone)
     if len(gone):
-        log(f"{len(gone):,} images that cannot be embedded have left the index, also after a rollback")
+        log(f"{len(gone):,} images that cannot be embedded were removed; a rollback does not restore them")
     if before is not None:
         delete_unused(state.database, work.folder.parent, before["files"])
     log(f"{work.folder.parent} holds embeddings of {generation.settings['model_fingerprint']} now")

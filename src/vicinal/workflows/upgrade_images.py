@@ -17,7 +17,7 @@ from vicinal.data.columns import BOX_COLUMNS, image_keys
 from vicinal.data.moved import image_file
 from vicinal.data.table import Table
 from vicinal.retrieval.index.interface import ImageIndex
-from vicinal.retrieval.index.made_with import other_model
+from vicinal.retrieval.index.made_with import model_mismatch_error
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
@@ -109,12 +109,12 @@ class UpgradedImages:
             return None
         if self.reader.model is None:
             raise InputError(f"{self.place} stores local features, which a model computes; give it with --model")
-        from vicinal.retrieval.reranking.local_features import some_images
+        from vicinal.retrieval.reranking.local_features import sample_images
         from vicinal.workflows.local_features import learn_encoder
         from vicinal.workflows.settings import LocalSettings
 
         options = LocalSettings(stored["size"], stored["layer"], stored["dim"] if stored["whitening"] else 0)
-        learned = learn_encoder(self.reader.loaded_model, some_images(self.index), options, self.place)
+        learned = learn_encoder(self.reader.loaded_model, sample_images(self.index), options, self.place)
         return {**learned.to_settings(), "weight": stored["weight"], "encoder": encoder}
 
     def fill_local_features(self, settings: Mapping[str, Any] | None) -> None:
@@ -133,7 +133,7 @@ class UpgradedImages:
             return
         text = f"{self.place}: {len(ids):,} images {problem} ({named(self.index, ids)})"
         if self.reader.on_error != "skip":
-            raise InputError(f"{text}; --on_error skip takes them out of the index, or delete them")
+            raise InputError(f"{text}; --on_error skip removes them from the index, or delete them")
         log(f"left out: {text}")
         self.left_out = np.union1d(self.left_out, ids)
 
@@ -163,9 +163,9 @@ def check_reader_before(
     reader = reader_for(made_with)
     if reader is None:
         raise InputError(
-            f"{place}: {len(added):,} images were added since the upgrade ({named(index, added)}), and it is not "
-            "known which model embeds them for the generation before; give it with --model, or delete them"
+            f"{place}: {len(added):,} images were added since the upgrade ({named(index, added)}), and the model of "
+            "the previous generation, to embed them, is unknown; give it with --model, or delete them"
         )
     if fingerprint is not None and reader.fingerprint != fingerprint:
-        raise other_model(fingerprint, str(reader.fingerprint), made_with, {})
+        raise model_mismatch_error(fingerprint, str(reader.fingerprint), made_with, {})
     return reader

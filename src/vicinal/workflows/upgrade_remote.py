@@ -52,7 +52,7 @@ def upgrade_remote(
 def roll_back_remote(index: RemoteIndex, reader_for: Callable[[Mapping[str, str]], EmbeddingReader | None]) -> None:
     """As :func:`roll_back <vicinal.workflows.roll_back>`, for an index in a database."""
     if index.previous is None:
-        raise InputError(f"{index.url} has no generation before this one: it was never upgraded")
+        raise InputError(f"{index.url} has no previous generation: it was never upgraded")
     images = UpgradedImages(index, index.url, EmbeddingReader())
     with index.generation(index.previous) as generation, generation.only_one():
         filling = _Filling(index, images, generation)
@@ -79,7 +79,7 @@ def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:
             found, vectors = images.embed(ids[start : start + NUM_PROBES])
             if len(found):
                 return vectors.shape[1]
-    raise InputError(f"{index.url} has no image that can be embedded; it stays as it was")
+    raise InputError(f"{index.url} has no image that can be embedded; it is unchanged")
 
 
 @dataclass
@@ -112,7 +112,7 @@ class _Filling:
 
         self.generation.switch(finish)
         if len(gone):
-            log(f"{len(gone):,} images that cannot be embedded have left the index, also after a rollback")
+            log(f"{len(gone):,} images that cannot be embedded were removed; a rollback does not restore them")
         log(f"{self.index.url} holds embeddings of {self.generation.facts['model_fingerprint']} now")
 
     def _fill(self) -> int:

@@ -192,10 +192,10 @@ def test_invalid_hierarchical_batches() -> None:
         ("aabbcc", {"batch_size": 6, "coarse_classes_per_batch": 2}, "batch_size must be a multiple of"),
         ("aabbcc", {"coarse_classes_per_batch": 0}, "coarse_classes_per_batch 0; batch_size must be"),
         ("aabbbb", {"batch_size": 6, "coarse_classes_per_batch": 3}, "coarse_classes_per_batch is 3, but there are"),
-        ("aabbbb", {"batch_size": 4, "coarse_classes_per_batch": 1}, "2 coarse classes are needed, but 1 is left of"),
+        ("aabbbb", {"batch_size": 4, "coarse_classes_per_batch": 1}, "2 coarse classes are needed, but 1 of"),
         ("aabbcc", {"class_sampling": "exhaustive"}, "class_sampling is 'exhaustive'; with coarse classes it can be"),
         ("aabbcc", {"coarse_sampling": "all"}, "coarse_sampling is 'all'; with coarse classes it can be by_size or un"),
-        ("aabbcc", {"batch_size": 8}, "that takes 4 classes, but there are 3"),
+        ("aabbcc", {"batch_size": 8}, "that needs 4 classes, but there are 3"),
         ("aabbcc", {"world_size": 4}, "classes per batch: 2 cannot be divided evenly among 4 processes"),
     ):
         labels = ["ant", "ant", "cat", "cat", "dog", "dog"]

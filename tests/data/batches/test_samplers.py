@@ -42,7 +42,7 @@ def test_every_batch_has_distinct_classes_of_distinct_images(
     batch = classes * samples_per_class
     usable = [size for size in sizes if replace or size >= samples_per_class]
     if len(usable) < classes:
-        with pytest.raises(InputError, match=f"that takes {classes} classes, but there are {len(usable)}"):
+        with pytest.raises(InputError, match=f"that needs {classes} classes, but there are {len(usable)}"):
             ClassBalancedBatchSampler(labels, batch, samples_per_class, **more)
         return
     more |= {"class_sampling": sampling, "num_batches": num_batches}
@@ -203,7 +203,7 @@ def test_small_classes_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
 def test_invalid_class_balanced_batches() -> None:
     for arguments, message in (
         ({"batch_size": 10, "samples_per_class": 4}, "batch_size is 10, samples_per_class 4; batch_size must be a"),
-        ({"batch_size": 10, "samples_per_class": 2}, r"takes 5 classes, but there are 3; take a batch_size of 6 or"),
+        ({"batch_size": 10, "samples_per_class": 2}, r"needs 5 classes, but there are 3; use a batch_size of 6 or"),
         ({"batch_size": 12, "samples_per_class": 4}, r"but there are 2 \(1 with fewer than 4 images left out\)"),
         ({"batch_size": 6, "samples_per_class": 2, "world_size": 2}, "classes per batch: 3 cannot be divided evenly"),
         ({"batch_size": 4, "samples_per_class": 2, "world_size": 2, "rank": 2}, "rank is 2 of 2"),

@@ -65,7 +65,7 @@ def write_below(folder: Path) -> pd.DataFrame:
 
 def test_a_damaged_image_is_named_and_written_again(tmp_path: Path, capsys) -> None:
     (image,) = prepare_table(tmp_path / "set", write_below).paths
-    message = r"owl/a.png has changed or is damaged; delete the folder \S+/set, which is"
+    message = r"owl/a.png has changed or is damaged; delete the folder \S+/set to rebuild"
     for damage in ("truncated", "emptied", "random", "deleted"):
         DAMAGE[damage](Path(image))
         refused_call(message, check_unchanged, tmp_path / "set")
@@ -110,7 +110,9 @@ def test_many_at_once_prepare_once(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "mine.txt").write_text("keep")
-    with pytest.raises(InputError, match="set: would be filled with a benchmark but is not empty; choose another root"):
+    with pytest.raises(
+        InputError, match="set: a benchmark needs an empty folder, and this is not; choose another root"
+    ):
         prepare_table(tmp_path / "set", write)
     assert (tmp_path / "set" / "mine.txt").read_text() == "keep"
 

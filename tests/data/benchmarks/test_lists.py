@@ -21,7 +21,7 @@ def test_bad_lists(tmp_path: Path) -> None:
     refused_call(r"list\.txt: no such file", distinct, path)
     cases: tuple[tuple[Callable[[Path], object], bytes, str], ...] = (
         (distinct, b"1 a.jpg\n2\n", r"list\.txt, line 2: 1 fields where there must be 2"),
-        (distinct, b"1 a.jpg\n\n1 b.jpg\n", r"list\.txt, line 3: 1 is there twice, first in line 1"),
+        (distinct, b"1 a.jpg\n\n1 b.jpg\n", r"list\.txt, line 3: 1 appears twice, first in line 1"),
         (distinct, b"\xff\xfe", r"list\.txt: not UTF-8 text"),
         (distinct, b"\n", r"list\.txt: names no image"),
         (lambda path: read_by_id(path, 2, ["1", "2", "3"]), b"1 a\n", r"list\.txt: no line for 2, nor for 1 others"),
@@ -42,7 +42,7 @@ MISTAKES: dict[str, list[tuple[str, str, str, str]]] = {
     "cub": [
         ("CUB_200_2011/classes.txt", "104 ", "204 ", r"classes\.txt: no line for 104, nor for 4 others"),
         ("CUB_200_2011/bounding_boxes.txt", "11.0 12.0", "0.0 12.0", r"boxes\.txt, image 1: the bounding box from \("),
-        ("CUB_200_2011/images.txt", "0000.jpg", "0009.jpg", r"1 of 50 images that its lists name are absent: images/0"),
+        ("CUB_200_2011/images.txt", "0000.jpg", "0009.jpg", r"1 of 50 images in its lists are missing: images/0"),
     ],
     "sop": [
         (f"{SOP}/Ebay_test.txt", "\n31 ", "\n1 ", "its lists have two images with the id 1"),
@@ -54,7 +54,12 @@ MISTAKES: dict[str, list[tuple[str, str, str, str]]] = {
         (f"{SHOP}/Eval/list_eval_partition.txt", "   query\n", "   val\n", "line 33: 'val'; an image is for train, qu"),
         (f"{SHOP}/Eval/list_eval_partition.txt", "img/MEN/Denim/id_00000001/", "MEN/Denim/", "line 3: 'MEN/Denim/00_1"),
         (f"{SHOP}/Anno/list_bbox_inshop.txt", " 020 016\n", " 003 016\n", r"line 3: the bounding box from \(3, 2\) to"),
-        (f"{SHOP}/Anno/list_bbox_inshop.txt", "1/00_1_f", "1/99_1_f", "no bounding box of 1 images, such as img/MEN/D"),
+        (
+            f"{SHOP}/Anno/list_bbox_inshop.txt",
+            "1/00_1_f",
+            "1/99_1_f",
+            "no bounding box for 1 images, such as img/MEN/D",
+        ),
     ],
     "inaturalist_2018": [
         ("Inat_dataset_splits/Inaturalist_train_set1.txt", "train_val2018/Aves/20/", "", "line 1: .*; a path ends in"),
@@ -72,11 +77,11 @@ MISTAKES: dict[str, list[tuple[str, str, str, str]]] = {
         ("met/ground_truth/testset.json", 'MET_id": 10', 'MET_id": "ten"', r"entry 0: MET_id is 'ten'; it must be the"),
         ("met/ground_truth/testset.json", '"path"', '"file"', r"testset\.json, entry 0: has no path; an entry is like"),
         ("met/ground_truth/MET_database.json", '"id": 10', '"ID": 10', r"entry 0: id is None; it must be the number"),
-        ("met/ground_truth/MET_database.json", "MET/10/0", "MET/10/9", r"met: 2 of 72 images that its lists name are"),
+        ("met/ground_truth/MET_database.json", "MET/10/0", "MET/10/9", r"met: 2 of 72 images in its lists are"),
     ],
     "cars98n": [
         ("cars98n/CARSN_train.csv", "/img_v3/", "/img_v2/", r"line 1: '/data/cars_noise/img_v2/0/.*'; a line is"),
-        ("cars98n/CARSN_train.csv", ".jpg,1\n", ".jpg,2\n", r"line 2: the label 1 in the folder 0, whose is 2"),
+        ("cars98n/CARSN_train.csv", ".jpg,1\n", ".jpg,2\n", r"line 2: the label 1 in the folder 0, whose label is 2"),
     ],
     "food_101n": [
         (f"{FOOD}/classes.txt", "dish_050", "soup", r"names other classes than that of"),

@@ -98,9 +98,9 @@ def test_broken_archives(source: Path) -> None:
     archive = source / f"{SMALL1}.zip"
     whole = archive.read_bytes()
     archive.write_bytes(whole[: len(whole) // 2])
-    refused_call(r"small1\.zip: not a sound zip archive \(.*\); download it again", omniglot, source)
+    refused_call(r"small1\.zip: not a valid zip archive \(.*\); download it again", omniglot, source)
     archive.write_bytes(whole.replace(b"IDAT", b"IDAX"))
-    refused_call("not a sound zip archive", omniglot, source)
+    refused_call("not a valid zip archive", omniglot, source)
     write_zip(archive, ["readme.txt"])
     refused_call(r"small1\.zip: no images under images_background_small1/", omniglot, source)
     archive.write_bytes(whole)

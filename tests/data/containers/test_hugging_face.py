@@ -108,7 +108,7 @@ def test_queries_corpus_and_relevance_become_classes(tmp_path: Path) -> None:
 
 def test_relevance_that_is_not_of_classes(tmp_path: Path) -> None:
     for name, pair, message in (
-        ("some", ("q1", "c1", 1), "query 1 (counted from 0) has some, but not all of its relevant images in"),
+        ("some", ("q1", "c1", 1), "query 1 (counted from 0) shares some, but not all of its relevant images"),
         ("query", ("q7", "c1", 1), "qrels: query-id 'q7' is not the id of an image in query"),
         ("corpus", ("q1", "c8", 1), "qrels: corpus-id 'c8' is not the id of an image in corpus"),
     ):
@@ -119,13 +119,13 @@ def test_relevance_that_is_not_of_classes(tmp_path: Path) -> None:
 
 def test_classes_are_disjoint() -> None:
     for relevant in ([{0, 1}, {1, 2}], [{0, 1}, {0}], [{0}, {0, 1}], [{0, 1, 2}, {0, 1, 3}], [{0, 2}, {1, 2}, {1, 3}]):
-        refused_call("not a relevance of classes", relevance_classes, relevant, 4, "birds")
+        refused_call("only relevance by class", relevance_classes, relevant, 4, "birds")
 
 
 def test_datasets_that_cannot_be_read(saved: Path, tmp_path: Path) -> None:
     for name, arguments, message in (
         ("{saved}", {"label_column": "kind"}, "no column 'kind' that could hold labels; there are label, size"),
-        ("{saved}/nowhere", {}, "no such folder, nor a name on the Hugging Face Hub, such as owner/name"),
+        ("{saved}/nowhere", {}, "neither a folder nor a name on the Hugging Face Hub, such as owner/name"),
         ("{saved}/dataset_dict.json", {}, "is a file; give a folder, or a .parquet file without hf:"),
         ("", {}, "hf: names no container; give hf:NAME or wds:NAME"),
         ("nobody/nothing", {}, "hf:nobody/nothing: "),
@@ -157,7 +157,7 @@ def test_images_elsewhere_are_not_fetched(tmp_path: Path) -> None:
     image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     columns = {"image": pa.array([{"bytes": None, "path": "https://example.org/owl.jpg"}], image), "label": [0]}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"row 0: the image is not in the dataset, but 'https://example.org/owl.jpg'"):
+    with pytest.raises(InputError, match=r"row 0: the dataset has only the path 'https://example.org/owl.jpg'"):
         load_table(tmp_path / "t.parquet", root=tmp_path)
 
 

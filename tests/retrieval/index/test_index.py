@@ -50,7 +50,7 @@ def many() -> np.ndarray:
 @pytest.fixture(scope="module", autouse=True)
 def trained_once(many) -> Iterator[None]:
     """Training ivfpq takes a while: once is enough for these vectors."""
-    train = faiss_engine._trained_ivfpq
+    train = faiss_engine._train_ivfpq
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faiss_engine, "IVFPQ_MIN_VECTORS", 2000)
         trained = faiss.serialize_index(train(UnitVectors(many, "vector")))
@@ -59,7 +59,7 @@ def trained_once(many) -> Iterator[None]:
         def trained_before(vectors: UnitVectors) -> faiss.Index:
             return faiss.deserialize_index(trained) if len(vectors) == 2000 else train(vectors)
 
-        patch.setattr(faiss_engine, "_trained_ivfpq", trained_before)
+        patch.setattr(faiss_engine, "_train_ivfpq", trained_before)
         yield
 
 

@@ -22,7 +22,7 @@ def test_what_was_read_before_a_change_is_not_taken() -> None:
 
 def test_an_index_that_is_gone_or_of_another_version_is_refused() -> None:
     for stored, error, message in (
-        (None, EngineRefusedError, "the index is not there any more"),
+        (None, EngineRefusedError, "the index no longer exists"),
         ({**VALUES, "generation": "ab"}, EngineRefusedError, "was upgraded to another model; open it again"),
         ({**VALUES, "version": 99}, InputError, "not an index of this version"),
     ):

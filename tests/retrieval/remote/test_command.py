@@ -27,7 +27,7 @@ def test_a_life_of_an_index(server: Server, tmp_path: Path, capsys: pytest.Captu
     facts = json.loads(output(capsys, "index", "build", url, source, "--json"))
     assert (facts["url"], facts["images"], facts["dimensions"], facts["kind"]) == (url, 60, 16, "hnsw")
     said = refused(capsys, "index", "build", url, source)
-    assert "is an index already; `vicinal index add` or `sync` adds images to it" in said
+    assert "is already an index; `vicinal index add` or `sync` adds images to it" in said
     assert json.loads(output(capsys, "index", "add", url, more, "--json"))["images"] == 80
     listed = output(capsys, "index", "list", url, "--where", "price >= 77 and label == 'bowl'").splitlines()
     assert listed[0] == "id,path,label,price"

@@ -74,14 +74,14 @@ def test_a_connection_that_is_cut_is_made_again(server: Server) -> None:
 def count_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that are written from now on."""
     written: list[int] = []
-    different = RemoteTable._different
+    different = RemoteTable._changed_rows
 
     def counted(table: RemoteTable, *arguments: Any) -> Any:
         rows = different(table, *arguments)
         written.append(len(rows))
         return rows
 
-    monkeypatch.setattr(RemoteTable, "_different", counted)
+    monkeypatch.setattr(RemoteTable, "_changed_rows", counted)
     return written
 
 
@@ -96,7 +96,7 @@ def test_an_interrupted_build_goes_on_and_leaves_nothing_of_other_images(server:
             RemoteIndex.build(vectors, others, url, model_fingerprint="old", timeout=0.5)
         message = str(raised.value)
         assert 50 <= int(message.partition(" of 400 images were written before")[0].rpartition(" ")[2]) < ROWS
-        assert "repeat the call, it goes on from there" in message
+        assert "repeat the call to continue from there" in message
         with pytest.raises(InputError, match="no such index; build one with `vicinal index build`"):
             Index.load(direct)  # none that is half finished
         proxy.is_down = False
@@ -104,7 +104,7 @@ def test_an_interrupted_build_goes_on_and_leaves_nothing_of_other_images(server:
         with RemoteIndex.build(vectors, table, url, model_fingerprint="old", timeout=30) as index:
             assert is_complete(index)
         assert 50 <= sum(written) < ROWS  # what was written is not written again
-        refused_call("is an index already", RemoteIndex.build, vectors, table, direct)
+        refused_call("is already an index", RemoteIndex.build, vectors, table, direct)
         proxy.cut_after(HALF[server.name], stays_down=True)
         with pytest.raises(EngineUnavailableError):
             RemoteIndex.build(vectors, others, url, overwrite=True, timeout=0.5)

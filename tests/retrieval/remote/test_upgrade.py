@@ -95,7 +95,7 @@ def test_vectors_of_another_model_take_the_place_of_the_old_ones(shop: Shop) -> 
     shop.check(shop.old, 24)
     with RemoteIndex.connect(shop.url) as index:
         assert (index.kind, index.made_with) == ("exact", {})
-    refused_call("already; give another one", upgrade_index, shop.url, shop.old)
+    refused_call("already holds embeddings of the model", upgrade_index, shop.url, shop.old)
     RemoteIndex.build(np.eye(3), Table(pd.DataFrame({"label": list("abc")})), shop.url, "exact", overwrite=True).close()
     refused_call("it was never upgraded", roll_back, shop.url)
 
@@ -129,7 +129,9 @@ def test_images_that_are_added_meanwhile_are_in_both(shop: Shop) -> None:
 
 def test_images_that_cannot_be_embedded_are_named_or_leave_the_index(shop: Shop) -> None:
     (shop.photos / "class0" / "1.png").unlink()
-    refused_call(r"1 images have no file \(.*class0/1.png\); --on_error skip takes", upgrade_index, shop.url, shop.new)
+    refused_call(
+        r"1 images have no file \(.*class0/1.png\); --on_error skip removes", upgrade_index, shop.url, shop.new
+    )
     with RemoteIndex.connect(shop.url) as index:
         assert (len(index), index.dim) == (24, 8)
         refused_call("it was never upgraded", roll_back, shop.url)
@@ -293,7 +295,7 @@ def test_only_one_process_builds(servers: dict[str, Server], monkeypatch: pytest
     monkeypatch.setattr(RemoteTable, "write", and_another)
     with RemoteIndex.build(np.eye(3), table, url, "exact") as index:
         assert index.vectors().shape == (3, 3)
-    refused_call("is an index already", RemoteIndex.build, np.ones((3, 2)), table, url, "exact")
+    refused_call("is already an index", RemoteIndex.build, np.ones((3, 2)), table, url, "exact")
 
 
 def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,6 +306,8 @@ def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     output(capsys, "index", "add", shop.url, shop.photos / "later.png")
     assert '"dimensions": 8' in output(capsys, "index", "upgrade", shop.url, "--rollback", "--json")
     shop.check(shop.old, 25)
-    assert "already; give another one" in refused(capsys, "index", "upgrade", shop.url, "--model", shop.old.model)
+    assert "already holds embeddings of the model" in refused(
+        capsys, "index", "upgrade", shop.url, "--model", shop.old.model
+    )
     words = ["index", "upgrade", shop.url, "--model", shop.new.model, "--refiner", shop.photos]
     assert "\n" not in refused(capsys, *words)

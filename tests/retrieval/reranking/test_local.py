@@ -125,9 +125,9 @@ def test_patches_that_agree_with_a_rotation_and_no_others() -> None:
     turned = (points - 0.5) @ np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) * 0.8 + 0.5
     turned[20:] = rng.uniform(0, 1, (10, 2))
     matches = PatchMatches(points, turned, np.arange(30, dtype=np.float32), (16, 16))
-    assert set(range(20)) <= set(matches.agreeing().similarities.astype(int))
-    assert len(matches.agreeing()) <= 24
-    assert len(PatchMatches(points[:2], turned[:2], np.ones(2, np.float32), (16, 16)).agreeing()) == 0
+    assert set(range(20)) <= set(matches.inliers().similarities.astype(int))
+    assert len(matches.inliers()) <= 24
+    assert len(PatchMatches(points[:2], turned[:2], np.ones(2, np.float32), (16, 16)).inliers()) == 0
 
 
 def test_the_geometric_check_lowers_scores_of_scattered_matches() -> None:

@@ -189,7 +189,7 @@ def test_no_queries() -> None:
 def test_bad_input(monkeypatch) -> None:
     vectors, exclude_self = lattice(10, 6, 0), np.arange(10)
     for make, message in (
-        (lambda: ContextualReranking(k=1), "k = 1 leaves an image alone with itself; use k >= 2"),
+        (lambda: ContextualReranking(k=1), "k = 1 makes an image its only neighbor; use k >= 2"),
         (lambda: ContextualReranking(beta=1), "beta = 1 must be from 0 to below 1"),
         (lambda: ContextualReranking(epsilon=-0.1), "epsilon = -0.1 must be at least 0"),
         (lambda: ReciprocalReranking(k1=3, k2=4), "k2 = 4 must not be larger than k1 = 3"),

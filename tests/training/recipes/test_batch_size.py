@@ -59,7 +59,7 @@ def test_a_batch_has_equally_many_classes_of_each_coarse_class(number: int, devi
 
 
 def test_a_size_that_is_given_and_does_not_fit_is_an_error() -> None:
-    with pytest.raises(InputError, match="that takes 32 classes, but there are 28"):
+    with pytest.raises(InputError, match="that needs 32 classes, but there are 28"):
         create_sampler(TrainingSettings(batch_size=128), table_of(*28 * [14]))
     with pytest.raises(InputError, match="at least two classes with enough images"):
         create_sampler(TrainingSettings(), table_of(3, 1))

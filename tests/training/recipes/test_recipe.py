@@ -196,7 +196,7 @@ def test_without_a_gpu_and_a_backbone_it_is_small(monkeypatch: pytest.MonkeyPatc
 def test_the_small_backbone_is_said_and_kept(photos: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     settings = [f"--data.source={photos}", *(each for each in SMALL if "backbone" not in each), "--epochs=1"]
     run = train(Recipe.load(overrides=settings), tmp_path / "run")
-    assert f"no GPU found: model.backbone = {SMALL_BACKBONE}" in capsys.readouterr().err
+    assert f"no GPU found: using model.backbone = {SMALL_BACKBONE}" in capsys.readouterr().err
     assert Recipe.load(run.recipe).model["backbone"] == SMALL_BACKBONE
     monkeypatch.setattr("vicinal.training.recipes.recipe._has_gpu", lambda accelerator: True)
     resume(run.path, Recipe.load(overrides=settings))  # on another machine

@@ -134,11 +134,11 @@ class HierarchicalBatchSampler(ClassBalancedBatchSampler):
         left, needed = len(self._coarse_names), max(2, self.coarse_classes_per_batch)
         if number < needed:
             wanted = f"coarse_classes_per_batch is {self.coarse_classes_per_batch}"
-            raise InputError(f"{wanted}, but there are only {number} coarse classes; take fewer")
+            raise InputError(f"{wanted}, but there are only {number} coarse classes; use fewer")
         if left < needed:
             raise InputError(
-                f"{needed} coarse classes are needed, but {left} is left of {number}, since those of fewer than the "
-                f"{self.classes_per_sub_batch} classes of a sub-batch are merged; take a smaller batch"
+                f"{needed} coarse classes are needed, but {left} of {number} is left after merging those with fewer "
+                f"than the {self.classes_per_sub_batch} classes of a sub-batch; use a smaller batch"
             )
 
     def _log_merged_coarse_classes(self) -> None:

@@ -87,7 +87,7 @@ class RandomBatchSampler(EpochBatchSampler):
         _check_divisible("batch_size", batch_size, world_size)
         super().__init__(batch_size, num_batches, seed, rank, world_size)
         if batch_size > num_images:
-            raise InputError(f"batch_size is {batch_size}, but there are {num_images} images; take a smaller batch")
+            raise InputError(f"batch_size is {batch_size}, but there are {num_images} images; use a smaller batch")
         self.num_images = num_images
 
     def __len__(self) -> int:
@@ -198,14 +198,14 @@ class ClassBalancedBatchSampler(EpochBatchSampler):
             number = len(self.dropped_classes)
             dropped = f" ({number} with fewer than {self.samples_per_class} images left out)" if number else ""
             raise InputError(
-                f"batch_size is {self.batch_size}, samples_per_class {self.samples_per_class}: that takes "
+                f"batch_size is {self.batch_size}, samples_per_class {self.samples_per_class}: that needs "
                 f"{self.classes_per_batch} classes, but there are {len(self.members)}{dropped}; {self._smaller_batch()}"
             )
 
     def _smaller_batch(self) -> str:
         if len(self.members) < 2:
             return "at least two classes with enough images are needed"
-        return f"take a batch_size of {len(self.members) * self.samples_per_class} or less, or more images per class"
+        return f"use a batch_size of {len(self.members) * self.samples_per_class} or less, or more images per class"
 
     def __len__(self) -> int:
         if self.num_batches is not None:

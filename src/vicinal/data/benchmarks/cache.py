@@ -90,7 +90,7 @@ def prepare_folder(folder: Path, marker: str, fill: Callable[[Path], None], recu
             if (folder / DIGESTS).exists():
                 log(f"{changed_file(folder) or folder / marker} has changed or is damaged")
             elif folder.exists() and any(folder.iterdir()):
-                raise InputError(f"{folder}: would be filled with a benchmark but is not empty; choose another root")
+                raise InputError(f"{folder}: a benchmark needs an empty folder, and this is not; choose another root")
             log(f"preparing {folder}")
             with replace_folder(folder) as new:
                 fill(new)
@@ -110,7 +110,7 @@ def _is_whole(folder: Path, marker: str) -> bool:
 def check_unchanged(folder: Path) -> None:
     """Raise InputError if a folder was filled by :func:`prepare_folder`, and its files have changed."""
     if (folder / DIGESTS).exists() and (file := changed_file(folder)) is not None:
-        raise InputError(f"{file} has changed or is damaged; delete the folder {folder}, which is made again")
+        raise InputError(f"{file} has changed or is damaged; delete the folder {folder} to rebuild it")
 
 
 def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str, layout: str) -> None:
@@ -127,7 +127,7 @@ def unpack_zip(path: Path, folder: Path, suffixes: tuple[str, ...], pattern: str
                 check_utf8(member, str(path))
             archive.extractall(folder, members)
     except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as error:
-        raise InputError(f"{path}: not a sound zip archive ({error}); download it again") from None
+        raise InputError(f"{path}: not a valid zip archive ({error}); download it again") from None
 
 
 def find_folder(root: str | Path | None, names: Sequence[str], markers: Sequence[str], hint: str) -> tuple[Path, str]:
@@ -207,6 +207,4 @@ def check_images(paths: Sequence[str], folder: Path) -> None:
     if absent:
         first = ", ".join(os.path.relpath(path, folder) for path in absent[:3])
         more = ", ..." if len(absent) > 3 else ""
-        raise InputError(
-            f"{folder}: {len(absent):,} of {len(paths):,} images that its lists name are absent: {first}{more}"
-        )
+        raise InputError(f"{folder}: {len(absent):,} of {len(paths):,} images in its lists are missing: {first}{more}")

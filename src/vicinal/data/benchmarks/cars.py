@@ -37,7 +37,7 @@ def read_annotations(path: Path, image_field: str) -> list[Row]:
     try:
         records = loadmat(path, squeeze_me=True, variable_names=["annotations"]).get("annotations")
     except Exception as error:  # a broken file makes the reader raise errors of many kinds
-        raise InputError(f"{path}: is not a file of MATLAB that can be read ({one_line(error)})") from None
+        raise InputError(f"{path}: not a readable MATLAB file ({one_line(error)})") from None
     names = getattr(getattr(records, "dtype", None), "names", None) or ()
     fields = (image_field, *FIELDS)
     missing = [field for field in fields if field not in names]
@@ -93,8 +93,8 @@ def _read_devkit(folder: Path) -> pd.DataFrame:
     path = next((place / name for place in (folder, folder / "devkit") if (place / name).is_file()), None)
     if path is None:
         raise InputError(
-            f"{folder}: no {name}, nor one in devkit/; it was published beside the devkit, whose own "
-            "cars_test_annos.mat does not tell the classes of the test images"
+            f"{folder}: no {name} here or in devkit/; it was published beside the devkit, whose own "
+            "cars_test_annos.mat lacks the classes of the test images"
         )
     files = {"cars_train": folder / "devkit" / "cars_train_annos.mat", "cars_test": path}
     frames = [_frame(file, read_annotations(file, "fname"), "entry") for file in files.values()]
@@ -168,7 +168,7 @@ def cars98n(root: str | Path | None = None) -> Table:
     if not len(training):
         raise InputError(f"{folder}: none of the {len(listed):,} images of {found} is in {IMAGES}/; {hint}")
     if len(training) < len(listed):
-        log(f"{folder}: left out {len(listed) - len(training):,} of {len(listed):,} images whose files are absent")
+        log(f"{folder}: left out {len(listed) - len(training):,} of {len(listed):,} images whose files are missing")
     training = training.assign(path=[str(folder / path) for path in training["path"]])
     return Table(pd.concat([training, cars(root).subset("test").frame[["path", "label", "split"]]], ignore_index=True))
 
@@ -183,7 +183,9 @@ def _read(path: Path) -> pd.DataFrame:
         class_folder, file = match.groups()
         first = numbers.setdefault(class_folder, number)
         if first != number:
-            raise InputError(f"{path}, line {line}: the label {number} in the folder {class_folder}, whose is {first}")
+            raise InputError(
+                f"{path}, line {line}: the label {number} in the folder {class_folder}, whose label is {first}"
+            )
         paths.append(f"{IMAGES}/{class_folder}/{file}")
         labels.append(int(class_folder) + 1)
     return pd.DataFrame({"path": paths, "label": labels, "split": "train"})

@@ -42,7 +42,7 @@ def landmarks_v1(root: str | Path | None = None) -> Table:
     Raises:
         InputError: The pickle is missing or is not of this structure, an id occurs twice, or images are absent.
     """
-    hint = "its first host is gone; put a copy of the pickle and of the images there"
+    hint = "its original host is gone; put a copy of the pickle and of the images there"
     folder, pickle = find_folder(root, ("landmarks_v1", "gl18"), LANDMARKS, hint)
     images = [folder / name for name in LANDMARK_IMAGES if (folder / name).is_dir()]
     if not images:
@@ -86,7 +86,7 @@ def read_clusters(path: Path) -> pd.DataFrame:
         raise InputError(f"{path}: the clusters of train and val are of two types; all must be integers or text")
     repeated = frame["path"][frame["path"].duplicated()]
     if len(repeated):
-        raise InputError(f"{path}: the id {repeated.iloc[0]} is there twice; every image has one")
+        raise InputError(f"{path}: the id {repeated.iloc[0]} appears twice; every image has one")
     return frame
 
 

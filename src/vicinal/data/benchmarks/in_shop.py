@@ -93,5 +93,7 @@ def _boxes(path: Path, images: list[str]) -> dict[str, tuple[float, ...]]:
     boxes = {name: parse_box(fields[2:], f"{path}, line {line}") for line, (name, *fields) in _rows(path, 7)}
     missing = [image for image in images if image not in boxes]
     if missing:
-        raise InputError(f"{path}: no bounding box of {len(missing):,} images, such as {missing[0]}; download it again")
+        raise InputError(
+            f"{path}: no bounding box for {len(missing):,} images, such as {missing[0]}; download it again"
+        )
     return box_columns(boxes[image] for image in images)

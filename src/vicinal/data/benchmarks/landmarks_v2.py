@@ -98,7 +98,7 @@ def _retrieval(folder: Path, file: str) -> pd.DataFrame:
     indexed = set(gallery)
     for line, positives in queries["images"].items():
         if not positives.split():
-            raise InputError(f"{folder / SOLUTION}, line {line}: no images; a query that is not ignored has some")
+            raise InputError(f"{folder / SOLUTION}, line {line}: no images; a query that is not ignored needs some")
         _check_known(positives.split(), indexed, folder / file)
     firsts = [landmarks[positives.split()[0]] for positives in queries["images"]]
     return pd.concat(

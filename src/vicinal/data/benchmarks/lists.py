@@ -63,7 +63,7 @@ def check_distinct(path: Path, rows: Sequence[Row], unit: str = "line") -> None:
     first: dict[str, int] = {}
     for number, (name, *_) in rows:
         if first.setdefault(name, number) != number:
-            raise InputError(f"{path}, {unit} {number}: {name} is there twice, first in {unit} {first[name]}")
+            raise InputError(f"{path}, {unit} {number}: {name} appears twice, first in {unit} {first[name]}")
 
 
 def read_by_id(path: Path, num_fields: int, ids: Collection[str] | None = None) -> dict[str, list[str]]:

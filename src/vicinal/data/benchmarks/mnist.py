@@ -36,7 +36,7 @@ def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
             expected = math.prod(shape)
             data = file.read(expected + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: not a sound gzip file ({error}); download it again") from None
+        raise InputError(f"{path}: not a valid gzip file ({error}); download it again") from None
     except OSError as error:
         raise unreadable(path, error) from None
     if len(data) != expected:

@@ -213,7 +213,7 @@ def _clip_box(box: Box, size: tuple[int, int], query: str) -> tuple[int, int, in
     """The part of a box inside the image, in whole pixels."""
     left, top, right, bottom = (max(0, min(round(edge), size[axis % 2])) for axis, edge in enumerate(box))
     if left >= right or top >= bottom:
-        raise InputError(f"query {query!r}: bbx {list(box)} has no pixel of its image of {size[0]} x {size[1]}")
+        raise InputError(f"query {query!r}: bbx {list(box)} lies outside its image of {size[0]} x {size[1]}")
     return left, top, right, bottom
 
 
@@ -248,7 +248,7 @@ def _positions(value: Any, where: str, images: int) -> Integers:
 def _check_disjoint(lists: Sequence[Integers], where: str) -> None:
     images, counts = np.unique(np.concatenate(lists), return_counts=True)
     if (counts > 1).any():
-        raise InputError(f"{where} names image {images[counts > 1][0]} twice; it can be easy, hard or junk, and once")
+        raise InputError(f"{where} names image {images[counts > 1][0]} twice; list it once, as easy, hard or junk")
 
 
 def _numbers(value: Any, where: str) -> Doubles:

@@ -50,7 +50,7 @@ class ImageColumns:
             else:
                 if not Path(path).is_file():
                     raise InputError(
-                        f"{source}, row {row}: the image is not in the dataset, but {path!r}, which is not a file here"
+                        f"{source}, row {row}: the dataset has only the path {path!r}, which is not a file here"
                     )
                 yield listing.Sample(Path(path), name, values)
 

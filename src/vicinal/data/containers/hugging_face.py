@@ -70,7 +70,7 @@ class _Side:
         self.ids = [str(each) for each in dataset["id"]]
         self.digests = [self._digest(row, image) for row, image in enumerate(self._images())]
         if len(set(self.ids)) < len(self.ids):
-            raise InputError(f"{source}: an id is there twice; every image needs its own")
+            raise InputError(f"{source}: an id appears twice; every image needs its own")
 
     def samples(self, file: int) -> Iterator[Sample]:
         return self.columns.samples(self.dataset.with_format("arrow").iter(BATCH_SIZE), self.source, file)
@@ -84,7 +84,7 @@ class _Side:
         if content is None and (image or {}).get("path"):
             content = Path(image["path"]).read_bytes()  # type: ignore[index]
         if content is None:
-            raise InputError(f"{self.source}, row {row}: no image; every one is needed")
+            raise InputError(f"{self.source}, row {row}: no image; every row needs one")
         return hashlib.sha256(content).digest()
 
 
@@ -116,8 +116,8 @@ def relevance_classes(relevant: Sequence[set[int]], corpus_size: int, source: st
     for query, (first, rows) in enumerate(zip(firsts, relevant, strict=True)):
         if rows and (len(rows) != sizes[first] or any(labels[row] != first for row in rows)):
             raise InputError(
-                f"{source}: query {query} (counted from 0) has some, but not all of its relevant images in common with "
-                "another; that is not a relevance of classes, which is all that can be read"
+                f"{source}: query {query} (counted from 0) shares some, but not all of its relevant images with "
+                "another; only relevance by class can be read"
             )
     return np.where(labels < 0, np.arange(corpus_size), labels), np.array(firsts, dtype=np.int64)
 
@@ -140,7 +140,7 @@ class DatasetName:
             return cls(base, configuration or None)
         path, _, revision = base.partition("@")
         if not HUB_NAME.fullmatch(path):
-            raise InputError(f"hf:{name}: no such folder, nor a name on the Hugging Face Hub, such as owner/name")
+            raise InputError(f"hf:{name}: neither a folder nor a name on the Hugging Face Hub, such as owner/name")
         return cls(path, configuration or None, revision or None)
 
     def __str__(self) -> str:
@@ -247,7 +247,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _test_split(loaded: Any, source: str) -> Any:
     if "test" not in loaded and len(loaded) > 1:
-        raise InputError(f"{source}: the splits are {', '.join(loaded)}; there must be a test split, or one only")
+        raise InputError(f"{source}: the splits are {', '.join(loaded)}; there must be a test split, or only one")
     return loaded["test"] if "test" in loaded else next(iter(loaded.values()))
 
 

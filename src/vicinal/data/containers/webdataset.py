@@ -79,7 +79,7 @@ def find_shards(pattern: str) -> list[Path]:
         shards += sorted(map(Path, glob.glob(name))) if glob.has_magic(name) else [Path(name)]
     absent = [str(shard) for shard in shards if not shard.exists()]
     if absent or not shards:
-        number = f"{len(absent):,} of {len(shards):,} shards are absent: {', '.join(absent[:3])}"
+        number = f"{len(absent):,} of {len(shards):,} shards are missing: {', '.join(absent[:3])}"
         found = number if absent else "no file"
         raise InputError(f"wds:{pattern}: {found}; give tar files, such as wds:train-{{000000..000010}}.tar")
     for shard in shards:
@@ -132,7 +132,7 @@ class _ShardReader:
             members: Members = {}
             for name, content in group:
                 if _suffix(name) in members:
-                    raise InputError(f"{shard}: {name!r} is there twice; every member needs its own name")
+                    raise InputError(f"{shard}: {name!r} appears twice; every member needs its own name")
                 members[_suffix(name)] = content
             yield key, members
 
@@ -157,7 +157,7 @@ class _ShardReader:
                     file = tar.extractfile(member)
                     content = file.read() if file else b""
                     if len(content) != member.size:
-                        raise tarfile.ReadError(f"{member.name!r} is cut off")
+                        raise tarfile.ReadError(f"{member.name!r} is truncated")
                     yield member.name, content
                 _check_end(shard, tar.offset)
         except OSError as error:
@@ -165,7 +165,7 @@ class _ShardReader:
         except (tarfile.TarError, EOFError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{shard}: not a tar file that can be read ({one_line(error)})") from None
+            raise InputError(f"{shard}: not a readable tar file ({one_line(error)})") from None
 
     def _sample(self, key: str, members: Members, where: str) -> listing.Sample:
         texts = {suffix: content for suffix, content in members.items() if isinstance(content, bytes)}
@@ -194,7 +194,7 @@ def _check_end(shard: Path, offset: int) -> None:
         file.seek(offset)
         end = file.read(MAX_END)
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-        raise tarfile.ReadError(f"damaged, cut off or joined to another archive at byte {offset:,}")
+        raise tarfile.ReadError(f"damaged, truncated or joined to another archive at byte {offset:,}")
 
 
 def _is_hidden(name: str) -> bool:

@@ -132,21 +132,21 @@ def _count(workspace: Workspace, query: int, first_row: int, counts: RankCounts)
 @compiled
 def _find_above(row: Floats, lowest: np.float32, positions: ShortIntegers) -> int:
     """List the positions of scores not below the lowest positive, but stop at too many; return their number."""
-    found, whole = 0, len(row) // LANE * LANE
-    for start in range(0, whole, LANE):
+    num_found, unrolled = 0, len(row) // LANE * LANE
+    for start in range(0, unrolled, LANE):
         number = np.int32(0)
         for lane in range(LANE):
             number += np.int32(row[start + lane] >= lowest)
         if number > 0:
             for lane in range(LANE):
-                positions[found] = start + lane
-                found += row[start + lane] >= lowest
-            if found > len(row) // MIN_SCORES_PER_SEARCH:
-                return found
-    for position in range(whole, len(row)):
-        positions[found] = position
-        found += row[position] >= lowest
-    return found
+                positions[num_found] = start + lane
+                num_found += row[start + lane] >= lowest
+            if num_found > len(row) // MIN_SCORES_PER_SEARCH:
+                return num_found
+    for position in range(unrolled, len(row)):
+        positions[num_found] = position
+        num_found += row[position] >= lowest
+    return num_found
 
 
 @compiled
@@ -198,20 +198,20 @@ def _distribute(workspace: Workspace) -> int:
     """
     intervals, totals = workspace.intervals, workspace.totals
     candidates, holds_positive = workspace.candidates, workspace.holds_positive
-    found = np.uint32(0)
+    num_found = np.uint32(0)
     unrolled = len(intervals) // 4 * 4
     for position in range(0, unrolled, 4):
         for lane in range(4):
             interval = np.uint32(intervals[position + lane])
             totals[lane, interval] += 1
-            candidates[found] = position + lane
-            found += np.uint32(holds_positive[interval])
+            candidates[num_found] = position + lane
+            num_found += np.uint32(holds_positive[interval])
     for position in range(unrolled, len(intervals)):
         interval = np.uint32(intervals[position])
         totals[0, interval] += 1
-        candidates[found] = position
-        found += np.uint32(holds_positive[interval])
-    return int(found)
+        candidates[num_found] = position
+        num_found += np.uint32(holds_positive[interval])
+    return int(num_found)
 
 
 @compiled
@@ -223,8 +223,8 @@ def _credit_intervals(
     total = np.int32(0)
     for interval in range(last + 1):
         num_ahead[interval] = total
-        here = totals[0, interval] + totals[1, interval] + totals[2, interval] + totals[3, interval]
-        total += here * (1 - holds_positive[interval])
+        num_scores = totals[0, interval] + totals[1, interval] + totals[2, interval] + totals[3, interval]
+        total += num_scores * (1 - holds_positive[interval])
     num_before[0] += num_ahead[positive_intervals[0]]
     for position in range(1, len(positive_intervals)):
         num_before[position] += num_ahead[positive_intervals[position]] - num_ahead[positive_intervals[position - 1]]
@@ -265,14 +265,14 @@ def write_keys(negated: ShortIntegers, pairs: LabelPairs, excluded: ExcludedPair
     """Write the ranking key of each pair, from the bits of its negated score; see `ranking_keys`."""
     for number in range(len(pairs.queries)):
         query = pairs.queries[number]
-        itself, group, label = excluded.exclude_self[query], excluded.query_groups[query], excluded.query_labels[query]
+        own_row, group, label = excluded.exclude_self[query], excluded.query_groups[query], excluded.query_labels[query]
         for pair in range(pairs.starts[number], pairs.starts[number + 1]):
             row = pairs.gallery[pairs.offsets[number] + pair - pairs.starts[number]]
             bits = np.int64(negated[pair])
             bits ^= (bits >> 63) & MAGNITUDE
             keys[pair] = (bits << 32) | row
             is_of_group = group >= 0 and label >= 0 and excluded.gallery_groups[row] == group
-            if row == itself or (is_of_group and excluded.gallery_labels[row] == label):
+            if row == own_row or (is_of_group and excluded.gallery_labels[row] == label):
                 keys[pair] = EXCLUDED_KEY
 
 
@@ -294,27 +294,27 @@ def read_keys(
 
 
 @compiled
-def sum_up(
-    scores: Floats, first: Integers, counts: Integers, num_before: ShortIntegers, is_tied: Booleans, begin: int,
+def write_ranks(
+    scores: Floats, first: Integers, counts: Integers, num_before: ShortIntegers, is_tied: Booleans, first_query: int,
     ranks: Integers,
 ) -> int:  # fmt: skip
-    """Write the ranks of the positives of some queries, from `begin` on, and return how many of them are tied.
+    """Write the ranks of the positives of some queries, from `first_query` on, and return how many of them are tied.
 
     Of positives with equal scores at least one is marked in `is_tied`.
     """
     position, num_ties = 0, 0
-    for number in range(len(counts)):
-        slot, before, run, is_run_tied = first[number], 0, 0, False
-        for positive in range(counts[number]):
+    for query in range(len(counts)):
+        slot, before, num_equal, is_run_tied = first[query], 0, 0, False
+        for positive in range(counts[query]):
             if positive > 0 and scores[slot + positive] != scores[slot + positive - 1]:
-                run, is_run_tied = 0, False
-            before += num_before[slot + positive + begin + number]
+                num_equal, is_run_tied = 0, False
+            before += num_before[slot + positive + first_query + query]
             ranks[position + positive] = before + positive + 1
-            run += 1
+            num_equal += 1
             if is_run_tied:
                 num_ties += 1
             elif is_tied[slot + positive]:
                 is_run_tied = True
-                num_ties += run
-        position += counts[number]
+                num_ties += num_equal
+        position += counts[query]
     return num_ties

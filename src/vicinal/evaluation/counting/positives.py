@@ -81,12 +81,12 @@ def ranked_positives(
     for pairs, pair_scores in _scored_pairs(queries, gallery, relevance, start, stop):
         if increment_scores is not None:
             pair_scores = increment_scores(*_queries_and_rows(pairs), pair_scores)
-        keys, some = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
+        keys, indices = np.empty(len(pair_scores), dtype=np.int64), pairs.queries - start
         write_keys((0 - pair_scores).view(np.int32), pairs, relevance._excluded_pairs, keys)
-        _sort_each(keys, pairs.starts)
-        found = np.empty(len(some), dtype=np.int64)
-        read_keys(keys, pairs.starts, first[some], scores, rows, found)
-        counts[some] = found
+        _sort_per_query(keys, pairs.starts)
+        pair_counts = np.empty(len(indices), dtype=np.int64)
+        read_keys(keys, pairs.starts, first[indices], scores, rows, pair_counts)
+        counts[indices] = pair_counts
     return Positives(scores, rows, first, counts)
 
 
@@ -122,22 +122,22 @@ def _scored_pairs(
     groups = list(_pairs(relevance, start, stop, GPU_SCORES, GPU_SCORES))
     sizes = [int(pairs.starts[-1]) for pairs in groups]
     scores = torch.empty(sum(sizes), device=queries.device)
-    for pairs, own in zip(groups, torch.split(scores, sizes), strict=True):
-        _score(queries, gallery, pairs, own)
+    for pairs, group_scores in zip(groups, torch.split(scores, sizes), strict=True):
+        _score(queries, gallery, pairs, group_scores)
     on_host = torch.split(scores.cpu(), sizes)  # the host waits once
-    yield from ((pairs, own.numpy()) for pairs, own in zip(groups, on_host, strict=True))
+    yield from ((pairs, group_scores.numpy()) for pairs, group_scores in zip(groups, on_host, strict=True))
 
 
 def _pairs(relevance: Relevance, start: int, stop: int, max_pairs: int, max_scores: int) -> Iterator[LabelPairs]:
     """All queries whose label is in the gallery: a few labels at a time, or some of the queries of one label."""
     begin, end = relevance.label_ranges(start, stop)
     lengths = end - begin
-    for some in _query_groups(begin, lengths, max_pairs, max_scores):
-        labels, label_positions = np.unique(begin[some], return_inverse=True)
+    for group in _query_groups(begin, lengths, max_pairs, max_scores):
+        labels, label_positions = np.unique(begin[group], return_inverse=True)
         widths = np.zeros(len(labels), dtype=np.int64)
-        widths[label_positions] = lengths[some]
+        widths[label_positions] = lengths[group]
         yield LabelPairs(
-            queries=some + start,
+            queries=group + start,
             gallery=relevance.rows_by_label[_ranges(labels, widths)],
             offsets=(np.cumsum(widths) - widths)[label_positions],
             starts=np.concatenate([[0], np.cumsum(widths[label_positions])]),
@@ -150,10 +150,10 @@ def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores
     `begin` and `lengths` are the start and the number of the gallery rows with the label of each query. Several
     labels have at most `max_scores` scores, if there are more queries than one tile has rows.
     """
-    known = np.flatnonzero(lengths)
-    known = known[np.argsort(begin[known], kind="stable")]
-    bounds = [0, *(np.flatnonzero(np.diff(begin[known])) + 1).tolist(), len(known)] if len(known) else [0]
-    widths = lengths[known[bounds[:-1]]].tolist()
+    queries = np.flatnonzero(lengths)
+    queries = queries[np.argsort(begin[queries], kind="stable")]
+    bounds = [0, *(np.flatnonzero(np.diff(begin[queries])) + 1).tolist(), len(queries)] if len(queries) else [0]
+    widths = lengths[queries[bounds[:-1]]].tolist()
     pending = num_queries = num_rows = 0  # of the queries that are not in a group yet: start, number, gallery rows
     for (first, end), width in zip(pairwise(bounds), widths, strict=True):
         max_queries = max(1, min(BLOCK_ROWS, max_pairs // width))
@@ -161,12 +161,12 @@ def _query_groups(begin: Integers, lengths: Integers, max_pairs: int, max_scores
         num_queries, num_rows = num_queries + end - first, num_rows + width
         is_full = num_queries > BLOCK_ROWS or num_queries * num_rows > max_scores
         if is_large or (is_full and num_queries > TILE_ROWS):
-            yield from [known[pending:first]] if pending < first else []
+            yield from [queries[pending:first]] if pending < first else []
             pending, num_queries, num_rows = first, end - first, width
         if is_large:
-            yield from (known[left : min(left + max_queries, end)] for left in range(first, end, max_queries))
+            yield from (queries[left : min(left + max_queries, end)] for left in range(first, end, max_queries))
             pending, num_queries, num_rows = end, 0, 0
-    yield from [known[pending:]] if pending < len(known) else []
+    yield from [queries[pending:]] if pending < len(queries) else []
 
 
 def _ranges(starts: Integers, lengths: Integers) -> Integers:
@@ -193,17 +193,19 @@ def _gather_on_device(tile: Tensor, left: int, pairs: LabelPairs, scores: Tensor
     """Gather the scores as the kernel `gather_scores` does on a CPU, without waiting for the device."""
     first = np.maximum(pairs.offsets, left)
     counts = np.minimum(pairs.offsets + np.diff(pairs.starts), left + tile.shape[1]) - first
-    some = np.flatnonzero(counts > 0)
-    first, counts = first[some], counts[some]
+    queries = np.flatnonzero(counts > 0)
+    first, counts = first[queries], counts[queries]
     before = np.cumsum(counts) - counts
-    sources = some * tile.stride(0) + first - left - before  # where the pairs of a query are in the tile,
-    targets = pairs.starts[some] + first - pairs.offsets[some] - before  # and among the scores, less their own numbers
-    given = torch.from_numpy(np.stack([counts, sources, targets])).to(tile.device, non_blocking=True)
-    number = int(counts.sum())
-    places = given[1:].repeat_interleave(given[0], dim=1, output_size=number)
-    places += torch.arange(number, device=tile.device)
+    sources = queries * tile.stride(0) + first - left - before  # where the pairs of a query are in the tile,
+    targets = (
+        pairs.starts[queries] + first - pairs.offsets[queries] - before
+    )  # and among the scores, less their own numbers
+    arrays = torch.from_numpy(np.stack([counts, sources, targets])).to(tile.device, non_blocking=True)
+    num_pairs = int(counts.sum())
+    positions = arrays[1:].repeat_interleave(arrays[0], dim=1, output_size=num_pairs)
+    positions += torch.arange(num_pairs, device=tile.device)
     flat = tile.as_strided(((len(tile) - 1) * tile.stride(0) + tile.shape[1],), (1,))
-    scores.index_copy_(0, places[1], flat[places[0]])
+    scores.index_copy_(0, positions[1], flat[positions[0]])
 
 
 def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
@@ -211,14 +213,14 @@ def _queries_and_rows(pairs: LabelPairs) -> tuple[Integers, Integers]:
     return np.repeat(pairs.queries, lengths), pairs.gallery[_ranges(pairs.offsets, lengths)]
 
 
-def _sort_each(keys: Integers, starts: Integers) -> None:
+def _sort_per_query(keys: Integers, starts: Integers) -> None:
     """Sort the keys of each query in place; those of a query begin at its start."""
-    numbers = np.diff(starts)
-    for first in np.flatnonzero(numbers > MAX_TOGETHER):
+    lengths = np.diff(starts)
+    for first in np.flatnonzero(lengths > MAX_TOGETHER):
         keys[starts[first] : starts[first + 1]].sort()
-    for number in np.unique(numbers[(numbers > 1) & (numbers <= MAX_TOGETHER)]):
-        places = starts[:-1][numbers == number, None] + np.arange(number)
-        keys[places] = np.sort(keys[places], axis=1)
+    for length in np.unique(lengths[(lengths > 1) & (lengths <= MAX_TOGETHER)]):
+        positions = starts[:-1][lengths == length, None] + np.arange(length)
+        keys[positions] = np.sort(keys[positions], axis=1)
 
 
 class TotalCounts(NamedTuple):
@@ -240,11 +242,11 @@ class Division:
         """The processes of `torch.distributed`."""
         return cls(distributed.rank(), distributed.world_size())
 
-    def own(self, tops: range) -> range:
+    def local_tops(self, tops: range) -> range:
         """The rows of tiles in which this process counts; a stride balances tiles that grow with the row."""
         return tops[self.rank :: self.world_size]
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The smallest number of any process, for settings that must be equal although GPUs differ."""
         return number if self.world_size == 1 else min(distributed.all_gather_objects(number))
 

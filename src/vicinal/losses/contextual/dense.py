@@ -37,46 +37,46 @@ class DenseMatrix:
         self.values = values
 
     def __add__(self, other: Self) -> Self:
-        return self._with(self.values + other.values)
+        return self._with_values(self.values + other.values)
 
     def __sub__(self, other: Self) -> Self:
-        return self._with(self.values - other.values)
+        return self._with_values(self.values - other.values)
 
     def __mul__(self, other: Self) -> Self:
-        return self._with(self.values * other.values)
+        return self._with_values(self.values * other.values)
 
     def __matmul__(self, other: Self) -> Self:
-        return self._with(self._times(other))
+        return self._with_values(self._times(other))
 
     @property
     def T(self) -> Self:  # noqa: N802
-        return self._with(self.values.T)
+        return self._with_values(self.values.T)
 
     def half(self) -> Self:
-        return self._with(self.values / 2)
+        return self._with_values(self.values / 2)
 
     def at_product(self, a: Self, b: Self) -> Self:
-        return self._with(a._times(b).mul_(self.values))
+        return self._with_values(a._times(b).mul_(self.values))
 
     def at_symmetric_product(self, a: Self, b: Self) -> Self:
         total = a @ b
-        return self._with((total + total.T).values.mul_(self.values))
+        return self._with_values((total + total.T).values.mul_(self.values))
 
     def add_product_(self, a: Self, b: Self) -> Self:
         a._times(b, self.values)
         return self
 
     def scaled(self, rows: Tensor) -> Self:
-        return self._with(self.values * self.own(rows))
+        return self._with_values(self.values * self.as_column(rows))
 
     def divided(self, rows: Tensor) -> Self:
-        return self._with(self.values / self.own(rows))
+        return self._with_values(self.values / self.as_column(rows))
 
     def plus_sum(self, rows: Tensor, columns: Tensor) -> Self:
-        return self._with((self.own(rows) + columns).add_(self.values))
+        return self._with_values((self.as_column(rows) + columns).add_(self.values))
 
     def times_sum(self, rows: Tensor, columns: Tensor) -> Self:
-        return self._with((self.own(rows) + columns).mul_(self.values))
+        return self._with_values((self.as_column(rows) + columns).mul_(self.values))
 
     def row_sums(self) -> Tensor:
         return self.values.sum(dim=1)
@@ -85,7 +85,7 @@ class DenseMatrix:
         # Row by row: the sum of millions of squares in one go loses four digits of float32.
         return torch.linalg.vector_norm(self.values, dim=1).square().sum()
 
-    def own(self, rows: Tensor) -> Tensor:
+    def as_column(self, rows: Tensor) -> Tensor:
         """One number per row, [n], as a column beside the values."""
         return rows[:, None]
 
@@ -98,7 +98,7 @@ class DenseMatrix:
         product = weighted_sums(rows, other.values.contiguous(), columns, weights, len(self.values))
         return product if total is None else total.add_(product)
 
-    def _with(self, values: Tensor) -> Self:
+    def _with_values(self, values: Tensor) -> Self:
         return type(self)(values)
 
 
@@ -115,30 +115,30 @@ D = TypeVar("D", bound=DenseMatrix)
 
 
 def dense_loss(
-    similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant, first: int = 0
+    similarity: Tensor, positive: Tensor, valid_mask: Tensor | None, k: int, variant: Variant, first: int = 0
 ) -> Tensor:
     """Eq. (5), the mean over all n^2 pairs of `(y - w)^2`, where i = j contributes 0; differentiable once.
 
     The diagonal of `similarity`, [rows, n], is overwritten. It has all n rows or, without the matrix form, those of
     this process from `first` on; all processes have equally many, and the mean over them is the loss. `positive` is y,
-    and pairs that are not `known` contribute 0; None: all are known, and y is symmetric.
+    and pairs outside `valid_mask` contribute 0; None: all are valid, and y is symmetric.
     """
     similarity.diagonal(first).fill_(1.0)
     if variant.correct_gradient:
-        negative = ~positive if known is None else known & ~positive
+        negative = ~positive if valid_mask is None else valid_mask & ~positive
         similarity = _CorrectGradient.apply(similarity, positive, negative)
     if variant.has_matrix_form:
-        return _DenseLoss.apply(similarity, positive, known, k, variant)
+        return _DenseLoss.apply(similarity, positive, valid_mask, k, variant)
     rows, n = similarity.shape
     w = contextual_similarity(similarity, k, variant, slice(first, first + rows))
-    return error_of(w, positive, known, first).square().sum() / (rows * n)
+    return masked_error(w, positive, valid_mask, first).square().sum() / (rows * n)
 
 
-def error_of(w: Tensor, positive: Tensor, known: Tensor | None, first: int = 0) -> Tensor:
+def masked_error(w: Tensor, positive: Tensor, valid_mask: Tensor | None, first: int = 0) -> Tensor:
     """The difference w - y of some rows from `first` on, [rows, n]; 0 where it does not count."""
     error = w - positive.to(w.dtype)
     error.diagonal(first).fill_(0.0)
-    return error if known is None else error.masked_fill_(~known, 0.0)
+    return error if valid_mask is None else error.masked_fill_(~valid_mask, 0.0)
 
 
 class _DenseLoss(torch.autograd.Function):
@@ -146,11 +146,16 @@ class _DenseLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, similarity: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant
+        ctx: Any, similarity: Tensor, positive: Tensor, valid_mask: Tensor | None, k: int, variant: Variant
     ) -> Tensor:
-        found = (DenseMatrix(each.to(similarity.dtype)) for each in are_neighbors(similarity, k, variant.epsilon))
+        neighbor_matrices = (
+            DenseMatrix(is_neighbor.to(similarity.dtype))
+            for is_neighbor in are_neighbors(similarity, k, variant.epsilon)
+        )
         needs_gradient = ctx.needs_input_grad[0]
-        value, gradient = _value_and_gradient(Neighborhoods(*found), positive, known, variant, needs_gradient)
+        value, gradient = _value_and_gradient(
+            Neighborhoods(*neighbor_matrices), positive, valid_mask, variant, needs_gradient
+        )
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return value
@@ -165,7 +170,7 @@ class _DenseLoss(torch.autograd.Function):
 def _value_and_gradient(
     neighborhoods: Neighborhoods[D],
     positive: Tensor,
-    known: Tensor | None,
+    valid_mask: Tensor | None,
     variant: Variant,
     needs_gradient: bool,
     first: int = 0,
@@ -173,15 +178,15 @@ def _value_and_gradient(
     """Eq. (5), and its gradient with respect to the similarities of the rows from `first` on."""
     contextual = ContextualSimilarity(neighborhoods, variant)
     del neighborhoods  # they may be large, and are not needed below
-    error = type(contextual.near)(error_of(contextual.w().values, positive, known, first))
+    error = type(contextual.near)(masked_error(contextual.w().values, positive, valid_mask, first))
     value = error.sum_of_squares() / contextual.n**2
     if not needs_gradient:
         return value, None
-    gradient = contextual.gradient((error + error.T).half() if variant.expansion and known is not None else error)
+    gradient = contextual.gradient((error + error.T).half() if variant.expansion and valid_mask is not None else error)
     total = gradient.entries
     if gradient.grad_common is not None and gradient.grad_rows is not None:
         total.add_product_(gradient.grad_common, contextual.near)
-        total.values.add_(total.own(gradient.grad_rows))
+        total.values.add_(total.as_column(gradient.grad_rows))
     return value, total.values.mul_(4 * variant.alpha / contextual.n**2)
 
 
@@ -197,8 +202,8 @@ class _CorrectGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         positive, negative = ctx.saved_tensors
-        wrong = (positive & (upstream > 0)) | (negative & (upstream < 0))
-        return upstream.masked_fill(wrong, 0.0), None, None
+        is_wrong = (positive & (upstream > 0)) | (negative & (upstream < 0))
+        return upstream.masked_fill(is_wrong, 0.0), None, None
 
 
 # Rows of several processes --------------------------------------------------------------------------------------------
@@ -233,7 +238,7 @@ class RowBlocks(DenseMatrix):
     def sum_of_squares(self) -> Tensor:
         return distributed.all_reduce_sum(super().sum_of_squares())
 
-    def own(self, rows: Tensor) -> Tensor:
+    def as_column(self, rows: Tensor) -> Tensor:
         """The entries of a vector [n], one per matrix row, for the rows of this process, [rows, 1]."""
         return rows[distributed.own_rows(len(rows)), None]
 
@@ -277,7 +282,7 @@ def _message_type(matrix: RowBlocks) -> torch.dtype:
     return torch.uint8 if matrix.is_binary else matrix.values.dtype
 
 
-def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: int, variant: Variant) -> Tensor:
+def row_block_loss(vectors: Tensor, positive: Tensor, valid_mask: Tensor | None, k: int, variant: Variant) -> Tensor:
     """Eq. (5) as in :func:`dense_loss`, with steps and products, on all processes together; differentiable once.
 
     All processes have the same unit vectors [n, d], and each has the pairs [rows, n] of its own rows. Its gradient is
@@ -287,13 +292,13 @@ def row_block_loss(vectors: Tensor, positive: Tensor, known: Tensor | None, k: i
     def loss(vectors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
         span = distributed.own_rows(len(vectors))
         value, gradient = _value_and_gradient(
-            _neighborhoods(vectors, span, k, variant.epsilon), positive, known, variant, needs_gradient, span.start
+            _neighborhoods(vectors, span, k, variant.epsilon), positive, valid_mask, variant, needs_gradient, span.start
         )
         if gradient is None:
             return value, None
         gradient.diagonal(span.start).zero_()  # self-similarities are constant
         if variant.correct_gradient:
-            negative = ~positive if known is None else known & ~positive
+            negative = ~positive if valid_mask is None else valid_mask & ~positive
             gradient.masked_fill_((positive & (gradient > 0)) | (negative & (gradient < 0)), 0.0)
         gradient *= distributed.world_size()
         total = gradient.T @ vectors[span]

@@ -14,8 +14,8 @@ from vicinal.losses.contextual.matrix_form import Neighborhoods
 from vicinal.losses.contextual.sparse import (
     NeighborSearch,
     SparseMatrix,
+    build_neighborhoods,
     find_neighborhoods,
-    neighborhoods_of,
     sparse_loss,
 )
 from vicinal.losses.contextual.variants import Variant, with_gradient
@@ -145,8 +145,8 @@ class ContextualLoss(Loss):
             if neighborhoods is not None:
                 return self._sparse(batch, neighborhoods)
         if is_divided and self.variant.has_matrix_form:
-            positive, known = _positive_and_known(batch, distributed.own_rows(len(batch)))
-            return row_block_loss(source.references, positive, known, k, self.variant)
+            positive, valid_mask = _pair_masks(batch, distributed.own_rows(len(batch)))
+            return row_block_loss(source.references, positive, valid_mask, k, self.variant)
         if is_divided and len(batch) % distributed.world_size() == 0:
             batch = replace(batch, anchors=source.references, references=source.references)
             return self._dense(batch, k, distributed.own_rows(len(batch)))
@@ -159,7 +159,7 @@ class ContextualLoss(Loss):
         search = NeighborSearch(k, self.variant.epsilon, MAX_DENSITY * n)
 
         def finish(_: tuple[Tensor, ...]) -> Tensor:
-            neighborhoods = neighborhoods_of(search.found, n, source.anchors.dtype)
+            neighborhoods = build_neighborhoods(search.found, n, source.anchors.dtype)
             return self._dense(source, k) if neighborhoods is None else self._sparse(source, neighborhoods)
 
         return TilePass(finish, observe=search.observe)
@@ -170,11 +170,11 @@ class ContextualLoss(Loss):
 
     def _dense(self, source: PairSource, k: int, rows: slice | None = None) -> Tensor:
         rows = rows or slice(0, len(source))
-        positive, known = _positive_and_known(source, rows)
+        positive, valid_mask = _pair_masks(source, rows)
 
         def loss(anchors: Tensor) -> Tensor:
             similarity = source.with_anchors(anchors).similarity(rows)
-            return dense_loss(similarity, positive, known, k, self.variant, rows.start)
+            return dense_loss(similarity, positive, valid_mask, k, self.variant, rows.start)
 
         def loss_with_gradient(anchors: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
             with torch.set_grad_enabled(needs_gradient):
@@ -195,8 +195,8 @@ class ContextualLoss(Loss):
         return float(_class_sizes(source).square().sum()) <= MAX_DENSITY * len(source) ** 2
 
 
-def _positive_and_known(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:
-    """Which pairs of some rows are positive, and which are known to be so or not, bool [rows, n] each; None: all."""
+def _pair_masks(source: PairSource, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """Which pairs of some rows are positive, and which are valid, that is labeled, bool [rows, n] each; None: all."""
     if source.is_by_label:
         assert source.labels is not None
         return source.labels[rows, None] == source.labels, None
@@ -213,11 +213,7 @@ def _class_sizes(source: PairSource) -> Tensor:
 
 def _class_size(source: PairSource) -> int:
     """The number of samples of each class, which must be the same for all classes."""
-    sizes = (
-        _class_sizes(source)
-        if source.is_by_label
-        else 1 + _positive_and_known(source, slice(0, len(source)))[0].sum(dim=1)
-    )
+    sizes = _class_sizes(source) if source.is_by_label else 1 + _pair_masks(source, slice(0, len(source)))[0].sum(dim=1)
     smallest, largest = int(sizes.min()), int(sizes.max())
     if smallest != largest:
         raise InputError(

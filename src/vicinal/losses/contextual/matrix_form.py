@@ -135,14 +135,14 @@ class ContextualSimilarity(Generic[M]):
 
     def _intersection(self) -> M:
         """N * A, with quotients of integers, so that it is exactly 1 where all are in common."""
-        common = self._at_common(self.near)
+        common = self._times_common(self.near)
         fraction = common.divided(self.sizes)
         if not self.variant.complement:
             return fraction
         fraction_far = common.plus_sum(*self.far_minus_near).divided(self.num_far)
         return self.near * (fraction + fraction_far).half()
 
-    def _at_common(self, weights: M) -> M:
+    def _times_common(self, weights: M) -> M:
         """The product weights * P, with the number of common neighbors."""
         return weights.at_product(self.near, self.near.T) if self.common is None else weights * self.common
 
@@ -155,7 +155,7 @@ class ContextualSimilarity(Generic[M]):
 
     def _times_agreement(self, weights: M) -> M:
         """The product weights * A; A is computed only at the entries of `weights`."""
-        total = self._at_common(weights).scaled(self._weight_of_common)
+        total = self._times_common(weights).scaled(self._weight_of_common)
         if not self.variant.complement:
             return total
         rest = weights.times_sum(*self.far_minus_near)
@@ -172,7 +172,7 @@ class ContextualSimilarity(Generic[M]):
 
     def _grad_sizes(self, grad_agreement: M) -> Tensor:
         """The gradient through the sizes in the denominators."""
-        common = self._at_common(grad_agreement).row_sums()
+        common = self._times_common(grad_agreement).row_sums()
         if not self.variant.complement:
             return -common / self.sizes**2
         far = common + grad_agreement.times_sum(*self.far_minus_near).row_sums()

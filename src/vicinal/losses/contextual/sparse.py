@@ -18,8 +18,8 @@ from vicinal.utils.devices import default_tile_rows
 
 MAX_TERMS = 2**20  # number of terms of a product of sparse matrices that are computed at a time: about 10 MB
 
-Found = tuple[Tensor, Tensor]
-NOTHING: Found = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+TileNeighbors = tuple[Tensor, Tensor]
+NOTHING: TileNeighbors = (torch.empty(0, 2, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SparseMatrix:
         return SparseMatrix(self.csr.T.tocsr())
 
     def half(self) -> SparseMatrix:
-        return self._with(self.csr.data * self.csr.dtype.type(0.5))
+        return self._with_data(self.csr.data * self.csr.dtype.type(0.5))
 
     def at_product(self, a: SparseMatrix, b: SparseMatrix) -> SparseMatrix:
         blocks = [self.csr[rows].multiply(a.csr[rows] @ b.csr).tocsr() for rows in _row_blocks(a.csr, b.csr)]
@@ -73,16 +73,16 @@ class SparseMatrix:
         return self.at_product(a, b) + self.T.at_product(a, b).T
 
     def scaled(self, rows: Tensor) -> SparseMatrix:
-        return self._with(self.csr.data * self._broadcast_rows(rows))
+        return self._with_data(self.csr.data * self._broadcast_rows(rows))
 
     def divided(self, rows: Tensor) -> SparseMatrix:
-        return self._with(self.csr.data / self._broadcast_rows(rows))
+        return self._with_data(self.csr.data / self._broadcast_rows(rows))
 
     def plus_sum(self, rows: Tensor, columns: Tensor) -> SparseMatrix:
-        return self._with(self.csr.data + (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
+        return self._with_data(self.csr.data + (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
 
     def times_sum(self, rows: Tensor, columns: Tensor) -> SparseMatrix:
-        return self._with(self.csr.data * (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
+        return self._with_data(self.csr.data * (self._broadcast_rows(rows) + self._broadcast_columns(columns)))
 
     def row_sums(self) -> Tensor:
         return torch.from_numpy(np.asarray(self.csr.sum(axis=1, dtype=self.csr.dtype)).ravel())
@@ -92,7 +92,7 @@ class SparseMatrix:
 
     def without_diagonal(self) -> SparseMatrix:
         rows = self._broadcast_rows(torch.arange(self.csr.shape[0]))
-        return self._with(np.where(rows == self.csr.indices, 0, self.csr.data))
+        return self._with_data(np.where(rows == self.csr.indices, 0, self.csr.data))
 
     def times(self, vectors: Tensor) -> Tensor:
         """The product with vectors [n, d]."""
@@ -108,7 +108,7 @@ class SparseMatrix:
     def _broadcast_columns(self, numbers: Tensor) -> Any:
         return numbers.numpy()[self.csr.indices]
 
-    def _with(self, data: Any) -> SparseMatrix:
+    def _with_data(self, data: Any) -> SparseMatrix:
         return SparseMatrix(sparse.csr_array((data, self.csr.indices, self.csr.indptr), shape=self.csr.shape))
 
 
@@ -137,15 +137,17 @@ def find_neighborhoods(
         search.observe(vectors[tile] @ vectors.T, tile)
         if search.found is None:
             break
-    found = _gathered(search.found) if is_divided else search.found
-    return neighborhoods_of(found, n, vectors.dtype)
+    found = _gather_neighbors(search.found) if is_divided else search.found
+    return build_neighborhoods(found, n, vectors.dtype)
 
 
-def neighborhoods_of(found: list[Found] | None, n: int, dtype: torch.dtype) -> Neighborhoods[SparseMatrix] | None:
+def build_neighborhoods(
+    tiles: list[TileNeighbors] | None, n: int, dtype: torch.dtype
+) -> Neighborhoods[SparseMatrix] | None:
     """The neighborhoods of n samples from the neighbors that were found, in order."""
-    if found is None:
+    if tiles is None:
         return None
-    near, close = (torch.cat(parts) for parts in zip(*found, strict=True))
+    near, close = (torch.cat(parts) for parts in zip(*tiles, strict=True))
     return Neighborhoods(*(SparseMatrix.from_indices(entries, n, dtype) for entries in (near, near[close])))
 
 
@@ -158,7 +160,7 @@ class NeighborSearch:
 
     def __init__(self, k: int, epsilon: float, max_neighbors: float) -> None:
         self.k, self.epsilon, self.max_neighbors = k, epsilon, max_neighbors
-        self.found: list[Found] | None = [NOTHING]
+        self.found: list[TileNeighbors] | None = [NOTHING]
 
     def observe(self, similarity: Tensor, span: slice) -> None:
         """Search the similarities [rows, n] of a span of samples; self-similarities become 1."""
@@ -175,12 +177,12 @@ class NeighborSearch:
         self.found.append((near + torch.tensor([span.start, 0]), close))
 
 
-def _gathered(found: list[Found] | None) -> list[Found] | None:
+def _gather_neighbors(tiles: list[TileNeighbors] | None) -> list[TileNeighbors] | None:
     """The neighbors that all processes have found, in order; None if one of them has found too many."""
-    near, close = (torch.cat(parts) for parts in zip(*(found or [NOTHING]), strict=True))
-    own = -1 if found is None else len(near)
+    near, close = (torch.cat(parts) for parts in zip(*(tiles or [NOTHING]), strict=True))
+    num_local = -1 if tiles is None else len(near)
     is_own = [rank == distributed.rank() for rank in range(distributed.world_size())]
-    lengths = [int(length) for length in distributed.all_reduce_values([own * each for each in is_own])]
+    lengths = [int(length) for length in distributed.all_reduce_values([num_local * each for each in is_own])]
     if min(lengths) < 0:
         return None
     entries = distributed.all_gather_parts(torch.cat([near, close[:, None]], dim=1).int(), lengths)

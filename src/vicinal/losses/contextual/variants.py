@@ -45,8 +45,8 @@ def contextual_similarity(similarity: Tensor, k: int, variant: Variant, span: sl
     """Eq. (1) to (4): `w` [rows, n] of the rows of this process, equally many on each; self-similarities are 1."""
     kth_near, kth_close = similarity_of_kth(similarity, k)
     near, far = _neighborhood(similarity, kth_near, variant)
-    w1 = _and(near, _agreement(near, far, variant), variant) if variant.intersection else near
-    return _expanded(w1, _neighborhood(similarity, kth_close, variant)[0], variant, span) if variant.expansion else w1
+    w1 = _conjunction(near, _agreement(near, far, variant), variant) if variant.intersection else near
+    return _expand(w1, _neighborhood(similarity, kth_close, variant)[0], variant, span) if variant.expansion else w1
 
 
 def similarity_of_kth(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -85,40 +85,40 @@ def _agreement(near: Tensor, far: Tensor, variant: Variant) -> Tensor:
 
 def _fraction_in_common(members: Tensor, variant: Variant) -> Tensor:
     """The fraction of a row's members that are members of a column's row too; 1 for a row without members."""
-    sizes, others = members.sum(dim=1, keepdim=True), _whole(members)
-    common = members @ others.T if variant.conjunction == "product" else _sums_of_minima(members, others)
+    sizes, all_members = members.sum(dim=1, keepdim=True), _gather_rows(members)
+    common = members @ all_members.T if variant.conjunction == "product" else _sums_of_minima(members, all_members)
     is_empty = sizes.detach() == 0
     sizes = sizes.detach() if variant.detach_sizes else sizes
     return (common + is_empty) / sizes.masked_fill(is_empty, 1.0)
 
 
-def _sums_of_minima(members: Tensor, others: Tensor) -> Tensor:
+def _sums_of_minima(members: Tensor, all_members: Tensor) -> Tensor:
     """The sum of the elementwise minima of each row of [rows, n] and each row of [n, n], [rows, n]."""
     # min(a, b) = (a + b - |a - b|) / 2. On a GPU in blocks of rows, as the gradient of `cdist` holds all differences.
-    step = len(members) if members.device.type == "cpu" else max(1, MAX_DIFFERENCES // others.numel())
-    distances = torch.cat([torch.cdist(part, others, p=1.0) for part in torch.split(members, step)])
-    return (members.sum(dim=1)[:, None] + others.sum(dim=1) - distances) / 2
+    step = len(members) if members.device.type == "cpu" else max(1, MAX_DIFFERENCES // all_members.numel())
+    distances = torch.cat([torch.cdist(part, all_members, p=1.0) for part in torch.split(members, step)])
+    return (members.sum(dim=1)[:, None] + all_members.sum(dim=1) - distances) / 2
 
 
-def _expanded(w1: Tensor, close: Tensor, variant: Variant, span: slice) -> Tensor:
+def _expand(w1: Tensor, close: Tensor, variant: Variant, span: slice) -> Tensor:
     """Eq. (4): the average over close reciprocal neighbors, made symmetric."""
-    reciprocal = _and(close, _transposed(close, span), variant)
+    reciprocal = _conjunction(close, _transpose_rows(close, span), variant)
     sizes = reciprocal.sum(dim=1, keepdim=True)
-    w2 = reciprocal @ _whole(w1) / (sizes.detach() if variant.detach_expansion_size else sizes)
-    return (w2 + _transposed(w2, span)) / 2
+    w2 = reciprocal @ _gather_rows(w1) / (sizes.detach() if variant.detach_expansion_size else sizes)
+    return (w2 + _transpose_rows(w2, span)) / 2
 
 
-def _whole(rows: Tensor) -> Tensor:
+def _gather_rows(rows: Tensor) -> Tensor:
     """The matrix [n, n], gathered from all processes unless these are all of its rows."""
     return rows if len(rows) == rows.shape[1] else distributed.all_gather(rows)
 
 
-def _transposed(rows: Tensor, span: slice) -> Tensor:
+def _transpose_rows(rows: Tensor, span: slice) -> Tensor:
     """The rows of a span of the transpose, [rows, n]."""
-    return _whole(rows)[:, span].T
+    return _gather_rows(rows)[:, span].T
 
 
-def _and(a: Tensor, b: Tensor, variant: Variant) -> Tensor:
+def _conjunction(a: Tensor, b: Tensor, variant: Variant) -> Tensor:
     return a * b if variant.conjunction == "product" else torch.minimum(a, b)
 
 

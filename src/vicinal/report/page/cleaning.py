@@ -275,8 +275,8 @@ def clusters_section(frames: ImageFrames, findings: Findings) -> Section | None:
         "A candidate for a new class has no label that more than half of its images have; candidates come first. "
         if has_labels else "Each may be a class. "
     )  # fmt: skip
-    return section(anchor("new_class"), TITLES["new_class"], f"{lead}{_of(len(entries), len(summary), 'cluster')}",
-                   entry_list(entries))  # fmt: skip
+    lead += _shown_of_total(len(entries), len(summary), "cluster")
+    return section(anchor("new_class"), TITLES["new_class"], lead, entry_list(entries))
 
 
 def class_sizes_section(findings: Findings) -> Section | None:
@@ -305,7 +305,7 @@ def _section(
     side_by_side: bool = False,
 ) -> Section:
     shown = MAX_IMAGES if len(entries) == 1 and noun == "image" else MAX_ENTRIES
-    text = f"{LEADS[name]} {_of(min(shown, number), number, noun)}"
+    text = f"{LEADS[name]} {_shown_of_total(min(shown, number), number, noun)}"
     text += f" {words}." if words else ""
     gallery = entry_list(entries, side_by_side=side_by_side)
     return section(anchor(name), TITLES[name], text, gallery, extra)
@@ -316,7 +316,7 @@ def anchor(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _of(shown: int, number: int, noun: str = "image") -> str:
+def _shown_of_total(shown: int, number: int, noun: str = "image") -> str:
     return f"{counted(number, noun)}" + (f", of which {shown} are shown." if shown < number else ".")
 
 

@@ -36,7 +36,7 @@ def map_section(
 ) -> tuple[Section, dict[str, Any] | None]:
     """The section with the map, and the map's data; None if there is no map."""
     if not max_images:
-        return section("map", "Map", "No map was asked for."), None
+        return section("map", "Map", "No map was requested."), None
     points = embedding_map(embeddings, frames.table, max_images, seed)
     if points.empty:
         return section("map", "Map", "There are too few images for a map, or all are the same."), None
@@ -158,7 +158,7 @@ def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
     )
     skewness = (
         f"Skewness of the number of lists: {result.skewness:.2f}. "
-        "At 0 all images are found alike; far above 0 a few are in very many lists."
+        "At 0 all images are found equally often; far above 0 a few are in very many lists."
     )
     top = result.occurrences.query("k_occurrence > 1").head(MAX_HUBS)
     hubs = [_hub(frames, *each) for each in top.itertuples(index=False)]

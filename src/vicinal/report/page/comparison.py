@@ -85,7 +85,7 @@ def write_comparison_page(
         InputError: fewer than two sets, results without one of them, or as `write_page`.
         OSError: the file cannot be written.
     """
-    results, title, sources = _checked(sets, results), without_home(title), short_names(list(sets))
+    results, title, sources = _require_results(sets, results), without_home(title), short_names(list(sets))
     results = results.rename_models(lambda name: sources[name])
     sets = {sources[name]: each for name, each in sets.items()}
     thumbnails = Thumbnails()
@@ -155,7 +155,7 @@ def settings_section(runs: Mapping[str, Run]) -> Section | None:
     return section("recipe", "Recipes", lead, table(caption, ["setting", *read], lines))
 
 
-def _checked(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable | None) -> ResultsTable:
+def _require_results(sets: Mapping[str, EvaluatedEmbeddings], results: ResultsTable | None) -> ResultsTable:
     if len(sets) < 2:
         raise InputError(f"{len(sets)} evaluated sets; a comparison needs two or more")
     if results is None:
@@ -312,7 +312,7 @@ def changes_section(
 ) -> Section:
     """Queries that got better or worse than in the first set, each with its neighbors in both sets."""
     metric = query_metric(next(iter(sets.values())).evaluation)
-    before, *others = (_Side(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
+    before, *others = (_ComparedSet(name, each, metric, neighbors[name], frames[name]) for name, each in sets.items())
     changes = [
         query_changes(before.evaluated.evaluation, before.evaluated.table, after.evaluated.evaluation,
                       after.evaluated.table)
@@ -328,7 +328,7 @@ def changes_section(
     return section("changes", "Queries that got better and worse", lead, key(), *parts)
 
 
-class _Side(NamedTuple):
+class _ComparedSet(NamedTuple):
     name: str
     evaluated: EvaluatedEmbeddings
     metric: str
@@ -341,7 +341,7 @@ class _Side(NamedTuple):
         return joined([element("p", text, class_="of"), self.frames.ranking(self.neighbors, row)])
 
 
-def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> list[Markup]:
+def _lists(changes: pd.DataFrame, before: _ComparedSet, after: _ComparedSet, heading: str) -> list[Markup]:
     parts = []
     for word, sign in (("better", 1), ("worse", -1)):
         improved = changes[sign * changes["difference"] > 0]
@@ -351,7 +351,7 @@ def _lists(changes: pd.DataFrame, before: _Side, after: _Side, heading: str) -> 
     return parts
 
 
-def _change_entry(change: Any, before: _Side, after: _Side) -> Markup:
+def _change_entry(change: Any, before: _ComparedSet, after: _ComparedSet) -> Markup:
     return entry(
         f"{after.frames.labels[change.row_after]} · {before.metric} {100 * change.difference:+.1f}",
         before.ranking(change.row_before, change.score_before),

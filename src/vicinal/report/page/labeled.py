@@ -172,10 +172,10 @@ def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: 
     shuffled = np.random.default_rng(seed).permutation(neighbors.with_positives().queries)
     lead = "Queries with their neighbors, nearest first; one query per class, then another."
 
-    def found(rows: Integers, number: int) -> Markup:
-        chosen = round_robin(rows, labels)[:number].tolist()
+    def query_entries(rows: Integers, number: int) -> Markup:
+        selected = round_robin(rows, labels)[:number].tolist()
         return entry_list(
-            entry(_query_text(frames.labels[row], row, evaluation), frames.ranking(neighbors, row)) for row in chosen
+            entry(_query_text(frames.labels[row], row, evaluation), frames.ranking(neighbors, row)) for row in selected
         )
 
     return section(
@@ -184,9 +184,9 @@ def queries_section(frames: ImageFrames, neighbors: QueryNeighbors, evaluation: 
         lead,
         key(frames.numbers),
         element("h3", f"Worst by {metric}"),
-        found(worst, NUM_WORST),
-        fold(f"Best by {metric}", found(best, NUM_BEST)),
-        fold("Drawn at random", found(shuffled, NUM_RANDOM)),
+        query_entries(worst, NUM_WORST),
+        fold(f"Best by {metric}", query_entries(best, NUM_BEST)),
+        fold("Drawn at random", query_entries(shuffled, NUM_RANDOM)),
     )
 
 
@@ -261,7 +261,7 @@ def _matrix(counts: pd.DataFrame) -> Markup:
         for row in size
     ]
     heads = [element("span", breakable(name), class_="head", title=name) for name in names]
-    caption = "Queries by class (rows) and by the class of their nearest image (columns); dark: much of a class"
+    caption = "Queries by class (rows) and by the class of their nearest image (columns); dark: a large fraction"
     return element("div", table(caption, ["class", *heads], lines, range(1, len(names) + 1)), class_="matrix")
 
 

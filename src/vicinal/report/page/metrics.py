@@ -25,7 +25,7 @@ MEANINGS = {
     "MRR": "mean of 1 / rank of the first image of the query's class",
     "mP@": "of the first {} images (or of those up to the last relevant one), those that are relevant",
     "NMI": "of all images, not of queries: mutual information of k-means clusters and classes",
-    "AMI": "of all images, not of queries: as NMI, above what clusters drawn by chance give",
+    "AMI": "of all images, not of queries: NMI, adjusted for chance",
     "F1": "of all images, not of queries: pairs that are together in k-means clusters and classes, F-score",
 }
 DIFFICULTIES = {  # of the revisited Oxford and Paris, whose queries have no classes
@@ -113,14 +113,14 @@ def value_with_interval(row: Any) -> Markup:
 
 def bar(value: float, ends: tuple[float, float] | None = None) -> Markup:
     """A value between 0 and 1 as a bar, its interval as a line over the bar's end; for the eye alone."""
-    part, (low, high) = _inside(value), map(_inside, ends or (0.0, 0.0))
+    part, (low, high) = _clipped_percent(value), map(_clipped_percent, ends or (0.0, 0.0))
     parts = [element("span", class_="part", style=f"width:{part:.1f}%")]
     if ends is not None:
         parts.append(element("span", class_="interval", style=f"left:{low:.1f}%;width:{high - low:.1f}%"))
     return element("span", *parts, class_="bar-chart", aria_hidden="true")
 
 
-def _inside(fraction: float) -> float:
+def _clipped_percent(fraction: float) -> float:
     return 100 * min(max(fraction, 0.0), 1.0) if fraction == fraction else 0.0
 
 

@@ -24,8 +24,9 @@ MAX_PHOTOS = 24  # shown of a proposal; it is decided about all of them
 NUM_EXAMPLES = 3  # enrolled photos of the nearest identity, beside those of a proposal
 LEAD = (
     "Compare the photos with those of the gallery, which come first, and decide. Same: they show this identity. New: "
-    "they show a new individual, under the name that you give. Not sure: they are not proposed again. ✕ takes a photo "
-    "out of its proposal; it is not sure then. The browser remembers the decisions. Save them as decisions.csv, which "
+    "they show a new individual, under the name that you give. Not sure: they are not proposed again. ✕ removes a "
+    "photo from its proposal; it is then not "
+    "sure. The browser remembers the decisions. Save them as decisions.csv, which "
     "this command applies. Photos without a decision are proposed again."
 )
 
@@ -74,23 +75,25 @@ def write_proposals_page(
     unlabeled = Table(photos.frame.drop(columns="label", errors="ignore"))
     frames, names = ImageFrames(thumbnails, unlabeled), relative_keys(photos, folder)
     enrolled = ImageFrames(thumbnails, gallery) if gallery.has("path") else None
-    every = list(_proposals(found))
+    proposals = list(_proposals(found))
     entries: dict[bool, list[Markup]] = {False: [], True: []}
-    for number, each in enumerate(every[:MAX_PROPOSALS]):
+    for number, each in enumerate(proposals[:MAX_PROPOSALS]):
         entries[each.is_new].append(_entry(number, each, frames, found, enrolled))
     review = {
         "identities": sorted(map(str, gallery.classes)),
-        "proposals": [_described(each, thumbnails, frames.table, names) for each in every[:MAX_PROPOSALS]],
+        "proposals": [_proposal_data(each, thumbnails, frames.table, names) for each in proposals[:MAX_PROPOSALS]],
     }
     key = hashlib.sha256(json.dumps(review, sort_keys=True).encode()).hexdigest()[:16]
-    shown = f" Of {len(every):,} proposals, {MAX_PROPOSALS} are shown." if len(every) > MAX_PROPOSALS else ""
+    shown = f" Of {len(proposals):,} proposals, {MAX_PROPOSALS} are shown." if len(proposals) > MAX_PROPOSALS else ""
     groups: dict[str, list[Section | None]] = {
         "Review": [
-            section("overview", "Proposals", LEAD + shown, element("pre", without_home(command)), _numbers(every))
+            section(
+                "overview", "Proposals", LEAD + shown, element("pre", without_home(command)), _counts_table(proposals)
+            )
         ],
         "Individuals": [
             _section("known", "Individuals of the gallery", "Photos that were accepted.", entries[False]),
-            _section("new", "New individuals", "Photos that are like no identity of the gallery.", entries[True]),
+            _section("new", "New individuals", "Photos unlike any identity of the gallery.", entries[True]),
         ],
     }
     data = {"images": thumbnails.encoded(), "review": {"key": key, **review}}
@@ -130,7 +133,7 @@ def _entry(
     return entry(text, element("div", data_proposal=number, class_="proposal"), frame_list(shown))
 
 
-def _described(proposal: Proposal, thumbnails: Thumbnails, photos: Table, names: list[str]) -> dict[str, object]:
+def _proposal_data(proposal: Proposal, thumbnails: Thumbnails, photos: Table, names: list[str]) -> dict[str, object]:
     """A proposal for the script; photos that are not shown have no number."""
     numbers = [thumbnails.number(photos, row) for row in proposal.rows[:MAX_PHOTOS]]
     hidden = [-1] * (len(proposal.rows) - len(numbers))
@@ -146,7 +149,7 @@ def _section(name: str, title: str, lead: str, entries: list[Markup]) -> Section
     return section(name, title, lead, entry_list(entries)) if entries else None
 
 
-def _numbers(proposals: list[Proposal]) -> Markup:
+def _counts_table(proposals: list[Proposal]) -> Markup:
     rows = [
         (element("a", text, href=f"#{name}"), f"{len(part):,}", f"{sum(len(each.rows) for each in part):,}")
         for name, text, is_new in (("known", "of the gallery", False), ("new", "new", True))

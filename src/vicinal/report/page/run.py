@@ -45,21 +45,21 @@ def read_run(path: str | Path) -> Run:
 def settings(recipe: str | None) -> dict[str, str]:
     """The settings of a recipe by their names with dots, such as `loss.margin`."""
     try:
-        read = yaml.safe_load(recipe or "")
+        values = yaml.safe_load(recipe or "")
     except yaml.YAMLError:
         return {}
-    return _flat(read) if isinstance(read, Mapping) else {}
+    return _flatten(values) if isinstance(values, Mapping) else {}
 
 
-def _flat(values: Mapping[Any, Any], before: str = "") -> dict[str, str]:
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in values.items():
-        name = f"{before}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: _shown(value)}
+        name = f"{prefix}{key}"
+        flat |= _flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: _format_value(value)}
     return flat
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -90,7 +90,9 @@ def curves_section(runs: Mapping[str, Run]) -> Section | None:
     drawn = [chart for chart in charts if chart is not None]
     if not drawn:
         return None
-    kept = [f"{name}: epoch {each['epoch']:g}" for name, run in runs.items() if (each := _kept(run)) is not None]
+    kept = [
+        f"{name}: epoch {each['epoch']:g}" for name, run in runs.items() if (each := _kept_evaluation(run)) is not None
+    ]
     lead = "Losses, scores and learning rates over the steps of the optimizer."
     if kept:
         epochs = "; ".join(kept) if len(runs) > 1 else kept[0].partition(": ")[2]
@@ -137,8 +139,8 @@ def _recall_chart(runs: Mapping[str, Run]) -> Markup | None:
 
 
 def _validation_metrics(run: Run) -> list[str]:
-    others = ("step", "epoch", TRAIN_RECALL, LOWEST_GAIN, UPDATE_FACTOR)
-    return [column for column in run.metrics.columns if column not in others]
+    excluded = ("step", "epoch", TRAIN_RECALL, LOWEST_GAIN, UPDATE_FACTOR)
+    return [column for column in run.metrics.columns if column not in excluded]
 
 
 def _metric_line(run: Run, metric: str, name: str) -> Line:
@@ -146,11 +148,11 @@ def _metric_line(run: Run, metric: str, name: str) -> Line:
 
 
 def _kept_step(run: Run) -> float | None:
-    kept = _kept(run)
+    kept = _kept_evaluation(run)
     return None if kept is None else float(kept["step"])
 
 
-def _kept(run: Run) -> pd.Series | None:
+def _kept_evaluation(run: Run) -> pd.Series | None:
     """The line of the metrics with the weights of the model, the first of the best ones; None if it is unknown."""
     try:
         recipe = load_yaml(run.recipe or "") or {}

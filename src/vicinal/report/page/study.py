@@ -144,7 +144,7 @@ def _test_section(test: Mapping[str, float] | None) -> Section | None:
 
 
 def _settings_section(study: Study, metric: str) -> Section:
-    lead = "One line per trial that was trained to its end, through its score and its settings."
+    lead = "One line per completed trial, through its score and its settings."
     chart = _plot("plot_parallel_coordinate", study, metric, f"{lead} The table below has the numbers.")
     return section("settings", "Settings and scores", lead, chart)
 
@@ -187,7 +187,7 @@ def _importances_section(importances: Mapping[str, float] | None) -> Section | N
     lines = [[key, percent(value), bar(value)] for key, value in importances.items()]
     lead = "The fraction of the variance of scores that each setting explains, by fANOVA (Hutter et al., ICML 2014)."
     caption = table("Importance of the settings", ["setting", "importance", "from 0 to 100 %"], lines, (1,))
-    return section("importance", "Importance", lead, caption, note("It says little where trials are few."))
+    return section("importance", "Importance", lead, caption, note("It says little with few trials."))
 
 
 def _trials_section(trials: Sequence[StudyTrial], metric: str, best: int | None) -> Section:
@@ -202,9 +202,7 @@ def _trials_section(trials: Sequence[StudyTrial], metric: str, best: int | None)
         values = [_unbroken(shown_value(trial.values[key])) if key in trial.values else "–" for key in keys]
         lines.append([trial.number, state, score, trial.epoch or "–", *seeds, *values])
     numbers = range(2, len(columns) - len(keys))
-    return section(
-        "trials", "All trials", "The best one first.", tall(table("Settings and scores", columns, lines, numbers))
-    )
+    return section("trials", "All trials", "Best first.", tall(table("Settings and scores", columns, lines, numbers)))
 
 
 def _unbroken(text: str) -> Markup:

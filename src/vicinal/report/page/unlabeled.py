@@ -105,8 +105,8 @@ def write_unlabeled_page(
 def _neighbors_section(frames: ImageFrames, neighbors: QueryNeighbors, seed: int) -> Section:
     rows = np.random.default_rng(seed).permutation(neighbors.queries)[:NUM_QUERIES].tolist()
     lead = (
-        f"Images drawn at random, each with its nearest, nearest first. The numbers are by {frames.numbers}. A "
-        "click enlarges; arrow keys go on to the next image."
+        f"Images drawn at random, each with its neighbors, nearest first. The numbers are by {frames.numbers}. A "
+        "click enlarges; arrow keys move to the next image."
     )
     entries = [entry(frames.labels[row], frames.ranking(neighbors, row)) for row in rows]
     return section("queries", "Images and their neighbors", lead, entry_list(entries))

@@ -69,7 +69,7 @@ class Database:
     def __init__(self, folder: Path | None, timeout: float = TIMEOUT) -> None:
         self.folder, self.timeout = folder, timeout
         self._idle: list[sqlite3.Connection] = []
-        self._shared = None if folder is not None else self._connected()
+        self._shared = None if folder is not None else self._connect()
         self.lock = threading.RLock()  # of the writing thread; in memory of every thread
         self._poll_lock = threading.Lock()
         self._local = threading.local()
@@ -97,7 +97,7 @@ class Database:
 
     # connections
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         if self.folder is None:
             name = ":memory:"
         else:
@@ -119,30 +119,30 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for a block; within a transaction of this thread it sees its changes."""
-        own = getattr(self._local, "connection", None)
-        with self._errors():
-            if own is not None:
-                yield own
+        active = getattr(self._local, "connection", None)
+        with self._translate_errors():
+            if active is not None:
+                yield active
             elif self._shared is not None:
                 with self.lock:
                     yield self._shared
             else:
-                connection = self._taken()
+                connection = self._take_connection()
                 try:
                     yield connection
                 finally:
                     self._idle.append(connection)
 
-    def _taken(self) -> sqlite3.Connection:
+    def _take_connection(self) -> sqlite3.Connection:
         with suppress(IndexError):
             return self._idle.pop()
-        return self._connected()
+        return self._connect()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """A block that changes the database: all changes are durable afterwards, or none if it fails."""
-        with self.lock, self._errors():
-            connection = self._shared or self._taken()
+        with self.lock, self._translate_errors():
+            connection = self._shared or self._take_connection()
             self._begin(connection)
             self._local.connection = connection
             try:
@@ -159,39 +159,39 @@ class Database:
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Begin to write as soon as no other process does."""
         try:
-            return self._begin_within(connection, min(self.timeout, FIRST_WAIT))
+            return self._begin_with_timeout(connection, min(self.timeout, FIRST_WAIT))
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) and "busy" not in str(error):
                 raise
-        left = self.timeout - FIRST_WAIT
-        if left > 0:
+        remaining = self.timeout - FIRST_WAIT
+        if remaining > 0:
             log(f"waiting up to {self.timeout:g} s to write the index {self.folder}: another process is doing so")
             with suppress(sqlite3.OperationalError):
-                return self._begin_within(connection, left)
-        raise self.still_written() from None
+                return self._begin_with_timeout(connection, remaining)
+        raise self.lock_timeout_error() from None
 
-    def still_written(self) -> InputError:
+    def lock_timeout_error(self) -> InputError:
         return InputError(
             f"cannot write the index {self.folder}: another process has been doing so for {self.timeout:g} s; try "
             "again later, or wait longer with a larger timeout"
         )
 
     @staticmethod
-    def _begin_within(connection: sqlite3.Connection, seconds: float) -> None:
+    def _begin_with_timeout(connection: sqlite3.Connection, seconds: float) -> None:
         connection.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
         connection.execute("BEGIN IMMEDIATE")
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Raise errors of SQLite as an OSError or InputError."""
         try:
             yield
         except sqlite3.Error as error:
             text, place = one_line(error), str(self.folder)
-            for words, number in (("full", errno.ENOSPC), ("readonly", errno.EACCES), ("open", errno.EACCES),
+            for phrase, code in (("full", errno.ENOSPC), ("readonly", errno.EACCES), ("open", errno.EACCES),
                                   ("disk I/O", errno.EIO), ("locked", errno.EBUSY)):  # fmt: skip
-                if isinstance(error, sqlite3.OperationalError) and words in text:
-                    raise OSError(number, text, place) from error
+                if isinstance(error, sqlite3.OperationalError) and phrase in text:
+                    raise OSError(code, text, place) from error
             if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
                 raise
             raise InputError(f"{place}: the index is damaged ({text}); build it again") from None
@@ -200,9 +200,9 @@ class Database:
         """A number that changes whenever another connection has changed the database."""
         if self._shared is not None:
             return 0
-        with self._poll_lock, self._errors():
+        with self._poll_lock, self._translate_errors():
             if self._poller is None:
-                self._poller = self._connected()
+                self._poller = self._connect()
                 weakref.finalize(self, self._poller.close)
             return int(self._poller.execute("PRAGMA data_version").fetchone()[0])
 
@@ -217,10 +217,10 @@ class Database:
                 connection.execute(statement)
 
     def copied(self) -> Database:
-        other = Database(None)
-        with other.reading() as copy, self.reading() as connection:
+        memory = Database(None)
+        with memory.reading() as copy, self.reading() as connection:
             connection.backup(copy)
-        return other
+        return memory
 
     def write_to(self, folder: Path, timeout: float, may_replace: Callable[[], bool] = lambda: True) -> bool:
         """Copy a database in memory to a folder, in place of the old one, in one step; returns whether it was allowed.
@@ -232,13 +232,13 @@ class Database:
         def check(status: int, remaining: int, total: int) -> None:
             if status in (BUSY, LOCKED):
                 if time.monotonic() > deadline:
-                    raise target.still_written()
+                    raise target.lock_timeout_error()
             elif total - remaining == FIRST_PAGES and not may_replace():
                 raise _RefusedError
 
         try:
-            with self.reading() as own, target.reading() as connection:  # after the first pages it is locked
-                own.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
+            with self.reading() as source, target.reading() as connection:  # after the first pages it is locked
+                source.backup(connection, pages=FIRST_PAGES, progress=check, sleep=0.01)
         except _RefusedError:
             return False
         finally:
@@ -248,8 +248,8 @@ class Database:
     def revision(self) -> str:
         """A text that differs after every transaction of any process."""
         with self.reading() as connection:
-            found = connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()
-            return str(json.loads(found[0]))
+            row = connection.execute("SELECT value FROM settings WHERE name = 'revision'").fetchone()
+            return str(json.loads(row[0]))
 
     def settings(self) -> dict[str, Any]:
         """All settings by their names."""
@@ -404,9 +404,9 @@ class Database:
 
     def delete_codes(self, keep: Sequence[str] = ()) -> None:
         """Delete the codes of local features, except those by the encoders in `keep`."""
-        marks = ", ".join("?" * len(keep))
+        placeholders = ", ".join("?" * len(keep))
         with self.reading() as connection:
-            connection.execute(f"DELETE FROM local_features WHERE encoder NOT IN ({marks})", keep)
+            connection.execute(f"DELETE FROM local_features WHERE encoder NOT IN ({placeholders})", keep)
 
     def write_codes(self, ids: Integers, codes: Sequence[bytes], encoder: str) -> None:
         """Keep codes of items by an encoder; those of ids that do not exist any more are left out."""
@@ -417,14 +417,14 @@ class Database:
 
     def codes(self, ids: Integers, encoder: str) -> dict[int, bytes]:
         """The codes of items that have some by an encoder, by their ids."""
-        found: dict[int, bytes] = {}
+        codes: dict[int, bytes] = {}
         with self.reading() as connection:
             for start in range(0, len(ids), CHUNK):
-                some = ids[start : start + CHUNK].tolist()
-                marks = ", ".join("?" * len(some))
-                query = f"SELECT id, codes FROM local_features WHERE id IN ({marks}) AND encoder = ?"
-                found |= connection.execute(query, [*some, encoder])
-        return found
+                chunk = ids[start : start + CHUNK].tolist()
+                placeholders = ", ".join("?" * len(chunk))
+                query = f"SELECT id, codes FROM local_features WHERE id IN ({placeholders}) AND encoder = ?"
+                codes |= connection.execute(query, [*chunk, encoder])
+        return codes
 
     def ids_without_codes(self, encoder: str) -> Integers:
         """The ids of the items that have no codes by an encoder, ascending, int64 [n]."""

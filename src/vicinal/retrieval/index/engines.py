@@ -56,12 +56,12 @@ class HalfStore:
 
     def take(self, ids: Integers) -> Floats:
         """The vectors of these ids, normalized, float32 [n, dim]."""
-        present, positions = np.unique(ids, return_inverse=True)
-        vectors = np.empty((len(present), self.dim), np.float32)
+        unique_ids, positions = np.unique(ids, return_inverse=True)
+        vectors = np.empty((len(unique_ids), self.dim), np.float32)
         start = 0
         for block in self._blocks:
-            rows = slice(*np.searchsorted(present, [start, start + len(block)]))
-            vectors[rows] = block[present[rows] - start]
+            rows = slice(*np.searchsorted(unique_ids, [start, start + len(block)]))
+            vectors[rows] = block[unique_ids[rows] - start]
             start += len(block)
         return UnitVectors(vectors, "stored vector").block(0, len(vectors)).numpy()[positions]
 
@@ -109,9 +109,9 @@ class RescoringEngine:
 
     def _nearest(self, vectors: Floats, candidates: Integers, k: int) -> Neighbors:
         """The k best candidates of each query, [queries, candidates], by their vectors."""
-        others = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
+        candidate_vectors = self.store.take(candidates.ravel()).reshape(*candidates.shape, -1)
         # equal scores for equal vectors, which a matrix product does not ensure
-        scores = np.einsum("qd,qcd->qc", vectors, others)
+        scores = np.einsum("qd,qcd->qc", vectors, candidate_vectors)
         order = np.lexsort((candidates, -scores))[:, :k]
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(candidates, order, axis=1))
 
@@ -184,7 +184,7 @@ class SegmentedEngine:
         return vectors
 
     def search(self, queries: UnitVectors, k: int, active_ids: Integers) -> Neighbors:
-        old, new = self._split(active_ids)
+        old, new = self._split_ids(active_ids)
         parts = []
         if len(old):
             parts.append(self.base.search(queries, min(k, len(old)), old))
@@ -193,7 +193,7 @@ class SegmentedEngine:
         if len(parts) == 1:
             return parts[0]
         scores, ids = np.hstack([part.scores for part in parts]), np.hstack([part.ids for part in parts])
-        return _best(scores, ids, k)
+        return _top_k(scores, ids, k)
 
     def _search_added(self, queries: UnitVectors, k: int, ids: Integers) -> Neighbors:
         rows = ids - len(self.base)
@@ -204,12 +204,12 @@ class SegmentedEngine:
             scores = np.concatenate([
                 block @ vectors[first : first + BLOCK_ROWS].T for first in range(0, len(vectors), BLOCK_ROWS)
             ], axis=1)  # fmt: skip
-            found = _best(scores, np.broadcast_to(ids, scores.shape), k)
+            found = _top_k(scores, np.broadcast_to(ids, scores.shape), k)
             neighbors.scores[start : start + len(block)] = found.scores
             neighbors.ids[start : start + len(block)] = found.ids
         return neighbors
 
-    def _split(self, ids: Integers) -> tuple[Integers, Integers]:
+    def _split_ids(self, ids: Integers) -> tuple[Integers, Integers]:
         """The ids of the base and the others; remembered, since an engine caches the last selection."""
         last = self._last_split
         if last is None or last[0] is not ids:
@@ -221,7 +221,7 @@ class SegmentedEngine:
         return last[1], last[2]
 
 
-def _best(scores: Floats, ids: Integers, k: int) -> Neighbors:
+def _top_k(scores: Floats, ids: Integers, k: int) -> Neighbors:
     """The k best of each query; equal scores in ascending order of ids."""
     if scores.shape[1] > 4 * k:  # all that are as good as the k-th
         worst = np.partition(scores, -k, axis=1)[:, -k]

@@ -54,7 +54,7 @@ class FaissEngine:
         self._faiss, self.dim = index, int(index.d)
         self.kind = cast(Kind, next(kind for kind, known in CLASSES.items() if isinstance(index, known)))
         self._nodes = _Nodes(np.arange(index.ntotal)) if self.kind == "hnsw" else None
-        self._last_active: _Active | None = None
+        self._last_active: _ActiveVectors | None = None
 
     @classmethod
     def create(cls, kind: Literal["auto"] | Kind, vectors: UnitVectors) -> FaissEngine:
@@ -63,10 +63,10 @@ class FaissEngine:
             kind = "exact" if len(vectors) <= MAX_EXACT else "hnsw"
         makers = {
             "exact": lambda vectors: faiss.IndexFlatIP(vectors.dim),
-            "hnsw": _hnsw,
-            "sq8": _trained_sq8,
-            "ivfpq": _trained_ivfpq,
-            "rabitq": _trained_rabitq,
+            "hnsw": _create_hnsw,
+            "sq8": _train_sq8,
+            "ivfpq": _train_ivfpq,
+            "rabitq": _train_rabitq,
         }
         if kind not in makers:
             raise InputError(f"unknown kind of index {kind!r}; use auto, {', '.join(makers)} or binary")
@@ -85,11 +85,11 @@ class FaissEngine:
         data = cast(bytes, faiss.serialize_index(self._faiss).tobytes())
         if len(self) == self._faiss.ntotal or self._nodes is None:
             return data
-        nodes = self._nodes.of_ids.astype("<i8")
+        nodes = self._nodes.node_of_id.astype("<i8")
         return DUPLICATES + len(nodes).to_bytes(8, "little") + nodes.tobytes() + data
 
     def __len__(self) -> int:
-        return int(self._faiss.ntotal) if self._nodes is None else len(self._nodes.of_ids)
+        return int(self._faiss.ntotal) if self._nodes is None else len(self._nodes.node_of_id)
 
     def add(self, vectors: UnitVectors) -> None:
         for start in range(0, len(vectors), BLOCK_ROWS):
@@ -99,7 +99,7 @@ class FaissEngine:
     def take(self, ids: Integers) -> Floats:
         """Return the vectors of these ids, float32 [n, dim]; those of `sq8`, `ivfpq` and `rabitq` are approximate."""
         if not isinstance(self._faiss, LISTED):
-            ids = ids if self._nodes is None else self._nodes.of_ids[ids]
+            ids = ids if self._nodes is None else self._nodes.node_of_id[ids]
             return np.asarray(self._faiss.reconstruct_batch(ids))  # a tensor where faiss.contrib.torch_utils is in use
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
@@ -115,7 +115,7 @@ class FaissEngine:
         Vectors that are not active do not keep active ones from being found. A query for which a fast search finds
         fewer than k active ones is searched again exhaustively.
         """
-        active = self._active(active_ids)
+        active = self._active_vectors(active_ids)
         fast = self._search_lists if isinstance(self._faiss, LISTED) else self._search_all
         fast = self._search_graph if self.kind == "hnsw" else fast
         scores, ids = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
@@ -129,17 +129,17 @@ class FaissEngine:
         order = np.lexsort((ids, -scores))
         return Neighbors(np.take_along_axis(scores, order, axis=1), np.take_along_axis(ids, order, axis=1))
 
-    def _active(self, ids: Integers) -> _Active:
+    def _active_vectors(self, ids: Integers) -> _ActiveVectors:
         """The active vectors, found once for many searches."""
         last = self._last_active
         if last is None or last.ids is not ids or last.size != len(self):
-            last = self._last_active = _Active(ids, self._faiss, self._nodes)
+            last = self._last_active = _ActiveVectors(ids, self._faiss, self._nodes)
         return last
 
-    def _search_all(self, vectors: Floats, k: int, active: _Active) -> Found:
-        return _search_of(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
+    def _search_all(self, vectors: Floats, k: int, active: _ActiveVectors) -> Found:
+        return _search_method(self._faiss)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
-    def _search_graph(self, vectors: Floats, k: int, active: _Active) -> Found:
+    def _search_graph(self, vectors: Floats, k: int, active: _ActiveVectors) -> Found:
         """Search the graph of all vectors, active or not, so broadly that it finds enough active ones.
 
         A search that skipped inactive vectors would stop where all vectors around are inactive. Only the nearer half of
@@ -150,7 +150,7 @@ class FaissEngine:
             return np.zeros((len(vectors), k), np.float32), np.full((len(vectors), k), -1)
         breadth = int(np.ceil(max(HNSW_SEARCH, 2 * k) / active.fraction))
         parameters = faiss.SearchParametersHNSW(efSearch=breadth)
-        scores, ids = _search_of(self._faiss)(vectors, k if active.are_all else breadth // 2, params=parameters)
+        scores, ids = _search_method(self._faiss)(vectors, k if active.are_all else breadth // 2, params=parameters)
         if active.are_all:
             return scores, ids
         is_found = (ids >= 0) & active.mask[ids]
@@ -158,26 +158,26 @@ class FaissEngine:
         ids = np.where(is_found, ids, -1)
         return np.take_along_axis(scores, best, axis=1), np.take_along_axis(ids, best, axis=1)
 
-    def _search_lists(self, vectors: Floats, k: int, active: _Active) -> Found:
+    def _search_lists(self, vectors: Floats, k: int, active: _ActiveVectors) -> Found:
         lists = faiss.SearchParameters(sel=active.lists)
         parameters = faiss.SearchParametersIVF(
             nprobe=min(self._faiss.nlist, IVF_PROBES), sel=active.selector, quantizer_params=lists
         )
-        return _search_of(self._faiss)(vectors, k, params=parameters)
+        return _search_method(self._faiss)(vectors, k, params=parameters)
 
-    def _search_exhaustively(self, vectors: Floats, k: int, active: _Active) -> Found:
+    def _search_exhaustively(self, vectors: Floats, k: int, active: _ActiveVectors) -> Found:
         if isinstance(self._faiss, LISTED):
             parameters = faiss.SearchParametersIVF(nprobe=self._faiss.nlist, sel=active.selector)
-            return _search_of(self._faiss)(vectors, k, params=parameters)
+            return _search_method(self._faiss)(vectors, k, params=parameters)
         vectors_of_graph = self._faiss.storage  # an exact index
-        return _search_of(vectors_of_graph)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
+        return _search_method(vectors_of_graph)(vectors, k, params=faiss.SearchParameters(sel=active.selector))
 
 
 class _Nodes:
     """The node of each vector of a graph, int64 [n]: one per distinct vector."""
 
-    def __init__(self, of_ids: Integers) -> None:
-        self.of_ids = of_ids
+    def __init__(self, node_of_id: Integers) -> None:
+        self.node_of_id = node_of_id
         self._keys: Integers | None = None  # hashes of the vectors of all nodes, ascending, found when they are needed
         self._nodes_of_keys = np.empty(0, np.int64)
         self._cells = np.empty(0, np.int64)  # that hold a node, ascending
@@ -188,28 +188,28 @@ class _Nodes:
         is_first = (rows != rows[first[inverse]]).any(axis=1)  # of two vectors with one hash
         is_first[first] = True
         nodes = np.full(len(rows), -1)
-        nodes[is_first] = self._known(rows[is_first], graph)
+        nodes[is_first] = self._find_nodes(rows[is_first], graph)
         is_new = is_first & (nodes < 0)
         nodes[is_new] = graph.ntotal + np.arange(is_new.sum())
         self._set_levels(rows[is_new], graph)
-        self._remember(rows[is_new], nodes[is_new])
+        self._add_keys(rows[is_new], nodes[is_new])
         nodes[~is_first] = nodes[first[inverse[~is_first]]]
-        self.of_ids = np.concatenate([self.of_ids, nodes])
+        self.node_of_id = np.concatenate([self.node_of_id, nodes])
         return np.ascontiguousarray(rows[is_new])
 
-    def _known(self, rows: Floats, graph: Any) -> Integers:
+    def _find_nodes(self, rows: Floats, graph: Any) -> Integers:
         """The nodes that have these vectors already, or -1."""
         if self._keys is None:
             self._keys = np.empty(0, np.int64)
             for start in range(0, graph.ntotal, BLOCK_ROWS):
                 count = min(BLOCK_ROWS, graph.ntotal - start)
-                self._remember(np.asarray(graph.reconstruct_n(start, count)), np.arange(start, start + count))
+                self._add_keys(np.asarray(graph.reconstruct_n(start, count)), np.arange(start, start + count))
         nodes = np.full(len(rows), -1)
         if len(self._keys):
             keys = _keys(rows)
-            places = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-            found = np.flatnonzero(self._keys[places] == keys)
-            candidates = self._nodes_of_keys[places[found]]
+            positions = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+            found = np.flatnonzero(self._keys[positions] == keys)
+            candidates = self._nodes_of_keys[positions[found]]
             is_same = (np.asarray(graph.reconstruct_batch(candidates)) == rows[found]).all(axis=1)
             nodes[found[is_same]] = candidates[is_same]
         return nodes
@@ -220,17 +220,17 @@ class _Nodes:
         is_first = np.isin(np.arange(len(rows)), np.unique(cells, return_index=True)[1]) & ~np.isin(cells, self._cells)
         uniform = np.random.default_rng(graph.ntotal).random(len(rows))
         levels = np.minimum(1 - np.log1p(-uniform) / np.log(HNSW_LINKS), graph.hnsw.assign_probas.size())
-        before = faiss.vector_to_array(graph.hnsw.levels)
-        after = np.concatenate([before, np.where(is_first, levels, 1)]).astype(np.int32)
-        faiss.copy_array_to_vector(after, graph.hnsw.levels)
+        old_levels = faiss.vector_to_array(graph.hnsw.levels)
+        new_levels = np.concatenate([old_levels, np.where(is_first, levels, 1)]).astype(np.int32)
+        faiss.copy_array_to_vector(new_levels, graph.hnsw.levels)
 
-    def _remember(self, rows: Floats, nodes: Integers) -> None:
+    def _add_keys(self, rows: Floats, nodes: Integers) -> None:
         assert self._keys is not None
         keys = _keys(rows)
         order = np.argsort(keys)
-        places = np.searchsorted(self._keys, keys[order])
-        self._keys = np.insert(self._keys, places, keys[order])
-        self._nodes_of_keys = np.insert(self._nodes_of_keys, places, nodes[order])
+        positions = np.searchsorted(self._keys, keys[order])
+        self._keys = np.insert(self._keys, positions, keys[order])
+        self._nodes_of_keys = np.insert(self._nodes_of_keys, positions, nodes[order])
         self._cells = np.union1d(self._cells, _cells(rows))
 
 
@@ -264,13 +264,13 @@ def _split_nodes(data: memoryview) -> tuple[Integers | None, memoryview]:
     return np.frombuffer(data, "<i8", count, 12).astype(np.int64), data[12 + 8 * count :]
 
 
-class _Active:
+class _ActiveVectors:
     """The vectors of a faiss index to search, by their ascending ids; without `nodes`, each is its own node."""
 
     def __init__(self, ids: Integers, index: Any, nodes: _Nodes | None) -> None:
-        self.ids, self.size = ids, index.ntotal if nodes is None else len(nodes.of_ids)
+        self.ids, self.size = ids, index.ntotal if nodes is None else len(nodes.node_of_id)
         self.mask = np.zeros(index.ntotal, dtype=bool)
-        self.mask[ids if nodes is None else nodes.of_ids[ids]] = True
+        self.mask[ids if nodes is None else nodes.node_of_id[ids]] = True
         self.are_all = bool(self.mask.all())
         self.fraction = self.mask.mean() if index.ntotal else 0.0
         self.selector = None if self.are_all else _selector(self.mask)
@@ -279,8 +279,9 @@ class _Active:
             self.lists = _selector(np.array([self.mask[each].any() for each in _ids_of_lists(index)]))
         self._members: Integers | None = None
         if nodes is not None and self.size > index.ntotal:
-            self._members = ids[np.argsort(nodes.of_ids[ids], kind="stable")]  # ids of the first node, the second ...
-            self._counts = np.bincount(nodes.of_ids[ids], minlength=index.ntotal)
+            # ids of the first node, the second ...
+            self._members = ids[np.argsort(nodes.node_of_id[ids], kind="stable")]
+            self._counts = np.bincount(nodes.node_of_id[ids], minlength=index.ntotal)
             self._starts = np.cumsum(self._counts) - self._counts
 
     def with_duplicates(self, scores: Floats, nodes: Integers) -> Found:
@@ -316,33 +317,33 @@ def _rows(vectors: UnitVectors, start: int, stop: int) -> Floats:
     return np.ascontiguousarray(vectors.block(start, stop).cpu().numpy())
 
 
-def _search_of(index: Any) -> Any:
+def _search_method(index: Any) -> Any:
     """Return faiss's own method `search`, which `faiss.contrib.torch_utils` (other libraries import it) renames."""
     return getattr(index, "search_numpy", index.search)
 
 
-def _hnsw(vectors: UnitVectors) -> Any:
+def _create_hnsw(vectors: UnitVectors) -> Any:
     graph = faiss.IndexHNSWFlat(vectors.dim, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
     graph.hnsw.efConstruction = HNSW_BUILD
     return graph
 
 
-def _trained_ivfpq(vectors: UnitVectors) -> Any:
+def _train_ivfpq(vectors: UnitVectors) -> Any:
     count, dim = len(vectors), vectors.dim
     if count < IVFPQ_MIN_VECTORS:
         raise InputError(
             f"an ivfpq index needs {IVFPQ_MIN_VECTORS:,} vectors to train on, got {count:,}; use exact or hnsw"
         )
     code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
-    lists = _number_of_lists(count)
+    lists = _num_lists(count)
     # "np" leaves out polysemous training, which takes seconds and which only Hamming distances use
     index = faiss.index_factory(dim, f"IVF{lists},PQ{code_bytes}x8np", faiss.METRIC_INNER_PRODUCT)
     index.train(_sample(vectors, _sample_size(max(lists, IVFPQ_CODES))))
     return index
 
 
-def _trained_rabitq(vectors: UnitVectors) -> Any:
-    lists = _number_of_lists(len(vectors))
+def _train_rabitq(vectors: UnitVectors) -> Any:
+    lists = _num_lists(len(vectors))
     index = faiss.index_factory(vectors.dim, f"IVF{lists},RaBitQ", faiss.METRIC_INNER_PRODUCT)
     index.qb = RABITQ_QUERY_BITS
     index.cp.min_points_per_centroid = 1  # no warning of few vectors, which are in few lists then
@@ -350,13 +351,13 @@ def _trained_rabitq(vectors: UnitVectors) -> Any:
     return index
 
 
-def _trained_sq8(vectors: UnitVectors) -> Any:
+def _train_sq8(vectors: UnitVectors) -> Any:
     index = faiss.IndexScalarQuantizer(vectors.dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
     index.train(_sample(vectors, SQ8_SAMPLE))
     return index
 
 
-def _number_of_lists(count: int) -> int:
+def _num_lists(count: int) -> int:
     return max(1, int(min(4 * np.sqrt(count), count / MIN_PER_CENTROID)))
 
 

@@ -66,7 +66,7 @@ class Generation:
         """The generation that was searched before the last switch."""
         previous = database.settings().get("previous")
         if previous is None:
-            raise InputError(f"{database.folder} has no generation before this one: it was never upgraded")
+            raise InputError(f"{database.folder} has no previous generation: it was never upgraded")
         state = read_files(database.folder, previous)
         state = state.with_vectors(*database.changes(len(state.engine), state.engine.dim, "previous_changes"))
         return cls(previous, state.engine, state.context)

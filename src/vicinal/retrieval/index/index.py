@@ -20,7 +20,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.index.database import FILE, PAGE, TIMEOUT, Database
 from vicinal.retrieval.index.index_state import Names, encoder_key
-from vicinal.retrieval.index.interface import ImageIndex, invalid_k, unknown_id
+from vicinal.retrieval.index.interface import ImageIndex, invalid_k_error, unknown_id_error
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import ItemRows, frame_of_rows, kinds_of
 from vicinal.retrieval.index.shared_state import SharedState, build_state
@@ -322,7 +322,7 @@ class Index(ImageIndex):
         state = self.state.current()
         allowed = state.ids if among is None else state.ascending(among)
         if not (is_integer(k) and 1 <= k <= len(allowed)):
-            raise invalid_k(k, len(allowed), among is not None and bool(len(state.ids)))
+            raise invalid_k_error(k, len(allowed), among is not None and bool(len(state.ids)))
         own_ids = state.checked_query_ids(query_ids, len(queries))
         if state.context is not None and refiner is not None:
             queries = state.context.refine(queries, refiner, state.ids, own_ids)
@@ -360,7 +360,7 @@ class Index(ImageIndex):
         distinct = np.unique(wanted).tolist()
         rows = self._rows.lookup(distinct, state.columns)
         if not skip_unknown and len(rows) < len(distinct):  # another process has just deleted one
-            raise unknown_id(next(number for number in distinct if number not in rows))
+            raise unknown_id_error(next(number for number in distinct if number not in rows))
         return frame_of_rows([rows[number] for number in wanted.tolist() if number in rows], state.columns)
 
     def ids_by_key(self, keys: Sequence[str]) -> Integers:

@@ -24,7 +24,7 @@ from vicinal.retrieval.index.engines import (
     create_codes,
     read_codes,
 )
-from vicinal.retrieval.index.interface import checked_ids, unknown_id
+from vicinal.retrieval.index.interface import checked_ids, unknown_id_error
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
@@ -79,25 +79,25 @@ def _check(path: Path, expected: str) -> None:
         raise InputError(f"{path} is damaged: its content differs from its digest; build the index again")
 
 
-def are_there(folder: Path, names: Names) -> bool:
+def files_exist(folder: Path, names: Names) -> bool:
     return all((folder / name).is_file() for name, _ in names.values())
 
 
-def delete_unused(database: Database, folder: Path, *own: Names) -> None:
-    """Delete files that the database does not name: those in `own`, and those of processes that were killed.
+def delete_unused(database: Database, folder: Path, *unused: Names) -> None:
+    """Delete files that the database does not name: those in `unused`, and those of processes that were killed.
 
     A file may look old though a process is about to name it, as after a clock jump. Files are deleted while nobody
-    commits, and each commit checks that its files exist (:func:`are_there`).
+    commits, and each commit checks that its files exist (:func:`files_exist`).
     """
     with database.transaction():
         settings = database.settings()
         generations = (settings, settings.get("previous") or {"files": {}})
-        named = {name for each in generations for name, _ in each["files"].values()}
-        old, now = {name for names in own for name, _ in names.values()}, folder_time(folder)
+        referenced = {name for each in generations for name, _ in each["files"].values()}
+        candidates, now = {name for names in unused for name, _ in names.values()}, folder_time(folder)
         for path in _data_files(folder):
             with suppress(OSError):  # such as where a reader has it open on Windows
                 is_stale = abs(now - path.stat().st_mtime) > STALE_SECONDS
-                if path.name not in named and (path.name in old or is_stale):
+                if path.name not in referenced and (path.name in candidates or is_stale):
                     path.unlink()
 
 
@@ -235,7 +235,7 @@ class IndexState:
         is_known = wanted < self.next_id
         is_known[is_known] = self.is_present[wanted[is_known]]
         if not is_known.all():
-            raise unknown_id(wanted[~is_known][0])
+            raise unknown_id_error(wanted[~is_known][0])
         return wanted
 
     def ascending(self, ids: npt.ArrayLike) -> Integers:
@@ -260,9 +260,9 @@ class IndexState:
 
     def have_vectors(self, ids: Integers, vectors: UnitVectors) -> Booleans:
         """Whether the images of some ids, -1 for none, have these vectors; False in a refined index."""
-        is_same, known = np.zeros(len(ids), dtype=bool), np.flatnonzero(ids >= 0)
-        if self.context is None and len(known):
-            is_same[known] = (self.engine.take(ids[known]) == vectors.take(known).cpu().numpy()).all(axis=1)
+        is_same, rows = np.zeros(len(ids), dtype=bool), np.flatnonzero(ids >= 0)
+        if self.context is None and len(rows):
+            is_same[rows] = (self.engine.take(ids[rows]) == vectors.take(rows).cpu().numpy()).all(axis=1)
         return is_same
 
     def folded(self) -> IndexState:

@@ -21,7 +21,7 @@ from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.index.kinds import Kind
-from vicinal.retrieval.index.made_with import fingerprint_of, other_model, refiner_flag
+from vicinal.retrieval.index.made_with import fingerprint_of, model_mismatch_error, refiner_flag
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import Array, UnitVectors
@@ -172,7 +172,7 @@ class ImageIndex(ABC):
         """
         expected = self.model_fingerprint
         if expected is not None and fingerprint is not None and expected != fingerprint:
-            raise other_model(expected, fingerprint, self.made_with, made_with or {})
+            raise model_mismatch_error(expected, fingerprint, self.made_with, made_with or {})
 
     def check_refiner(self, refiner: ContextRefiner | None) -> None:
         """Refuse any refiner but the one that the index was built with, and none where it was built with one.
@@ -550,16 +550,16 @@ def checked_ids(ids: npt.ArrayLike) -> Integers:
         if not is_integer(value):
             raise InputError(f"id {value!r} is not an integer")
         if not 0 <= value <= MAX_ID:
-            raise unknown_id(value)
+            raise unknown_id_error(value)
     return np.array(given, dtype=np.int64)
 
 
-def unknown_id(number: object) -> InputError:
+def unknown_id_error(number: object) -> InputError:
     """The error of an id that no image has."""
     return InputError(f"the index has no id {number}; it was never assigned or is deleted")
 
 
-def invalid_k(k: object, number: int, is_selection: bool) -> InputError:
+def invalid_k_error(k: object, number: int, is_selection: bool) -> InputError:
     """The error of a search for an impossible number of neighbors."""
     if not number and not is_selection:
         return InputError("the index is empty; add images before searching")

@@ -17,13 +17,14 @@ def fingerprint_of(settings: Mapping[str, Any]) -> str | None:
     return None if model is None else f"{model}+{refiner}" if refiner is not None else str(model)
 
 
-def other_model(
+def model_mismatch_error(
     expected: str, given: str, made_with: Mapping[str, str], given_made_with: Mapping[str, str]
 ) -> InputError:
     """The error for embeddings of another model than that of an index; it says which flags differ.
 
     Example:
-        >>> print(str(other_model("ab+cd", "ab", {"model": "m", "whitening": "w"}, {"model": "m"})).partition("; ")[2])
+        >>> error = model_mismatch_error("ab+cd", "ab", {"model": "m", "whitening": "w"}, {"model": "m"})
+        >>> print(str(error).partition("; ")[2])
         give --whitening w, or build the index again
     """
     flags = _without_refiner(made_with)
@@ -36,7 +37,7 @@ def other_model(
     return InputError(
         f"the index was built with embeddings of the model {_describe(expected, made_with)}, "
         f"not of {_describe(given, given_made_with)}; "
-        f"{_remedy(made_with, given_made_with)}, or build the index again"
+        f"{_advice(made_with, given_made_with)}, or build the index again"
     )
 
 
@@ -50,14 +51,14 @@ def _describe(fingerprint: str, made_with: Mapping[str, str]) -> str:
     return f"{one_line(fingerprint, 80)}{f' ({flags})' if flags else ''}"
 
 
-def _remedy(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:
+def _advice(made_with: Mapping[str, str], given: Mapping[str, str]) -> str:
     """What to do so that embeddings are made with the same flags."""
-    wanted = _without_refiner(made_with)
-    if "model" in wanted and "model" not in given:
-        return f"embed the images with {_flags(wanted)}"
-    other = {name: value for name, value in wanted.items() if given.get(name) != value}
+    flags = _without_refiner(made_with)
+    if "model" in flags and "model" not in given:
+        return f"embed the images with {_flags(flags)}"
+    changed = {name: value for name, value in flags.items() if given.get(name) != value}
     extra = [f"--{name}" for name in _without_refiner(given) if name not in made_with]
-    steps = [f"give {_flags(other)}"] * bool(other) + [f"leave out {' '.join(extra)}"] * bool(extra and wanted)
+    steps = [f"give {_flags(changed)}"] * bool(changed) + [f"leave out {' '.join(extra)}"] * bool(extra and flags)
     return " and ".join(steps) or "use that model"
 
 

@@ -34,7 +34,7 @@ DTYPES: dict[str, Any] = {
 NULLABLE: dict[str, ExtensionDtype] = {"b": pd.BooleanDtype(), "i": pd.Int64Dtype(), "u": pd.UInt64Dtype()}
 
 
-def payload_of(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
+def kinds_and_records(frame: pd.DataFrame) -> tuple[Kinds, list[Record]]:
     """The kinds of the columns that have any value, and the rows as plain values without missing ones."""
     kinds: Kinds = {}
     records: list[Record] = [{} for _ in range(len(frame))]
@@ -91,7 +91,7 @@ class Metadata:
 def frame_of_table(table: Table) -> pd.DataFrame:
     """The columns of a table; its own column `id`, if it has one, is called `id_of_table`."""
     if table.has("id") and table.has(TABLE_ID):
-        raise InputError(f"the table has both columns 'id' and {TABLE_ID!r}, as which 'id' would be kept; drop one")
+        raise InputError(f"the table has both columns 'id' and {TABLE_ID!r}, as which 'id' is stored; drop one")
     return table.frame.rename(columns={"id": TABLE_ID})
 
 
@@ -129,12 +129,11 @@ class ItemRows:
     def insert(self, ids: Integers, table: Table) -> Columns:
         """Write rows of a table in place of those with the same ids; returns all columns, within a transaction."""
         frame = frame_of_table(table)
-        found = {str(name): column_values(frame[name]) for name in frame}
-        kinds = self._database.set_columns({name: kind for name, (kind, _) in found.items()})
-        before = {name: kind for name, (kind, _) in found.items()}
+        columns = {str(name): column_values(frame[name]) for name in frame}
+        kinds = self._database.set_columns({name: kind for name, (kind, _) in columns.items()})
         self._database.insert(ids, {
-            name: values if before[name] == kinds[name] else [converted(value, kinds[name], name) for value in values]
-            for name, (_, values) in found.items()
+            name: values if kind == kinds[name] else [converted(value, kinds[name], name) for value in values]
+            for name, (kind, values) in columns.items()
         })  # fmt: skip
         return self._database.columns()
 
@@ -149,16 +148,16 @@ class ItemRows:
     def ids_by_key(self, keys: Sequence[str], columns: Columns) -> Integers:
         """The id of the image of each key, see `Table.image_keys`; -1 where there is none."""
         columns = {name: each for name, each in columns.items() if name in ("path", *BOX_COLUMNS)}
-        found: dict[str, int] = {}
+        id_by_key: dict[str, int] = {}
         if "path" in columns:
             paths = list(dict.fromkeys(path for key in keys for path in (key, key.rpartition(" [")[0]) if path))
             for start in range(0, len(paths), CHUNK):
-                some = paths[start : start + CHUNK]
-                where = f"{columns['path'][0]} IN ({', '.join('?' * len(some))})"
-                frame = frame_of_rows(self._database.rows(columns, where, some), columns)
+                chunk = paths[start : start + CHUNK]
+                where = f"{columns['path'][0]} IN ({', '.join('?' * len(chunk))})"
+                frame = frame_of_rows(self._database.rows(columns, where, chunk), columns)
                 for key, number in zip(image_keys(frame), frame["id"].tolist(), strict=True):
-                    found.setdefault(key, number)
-        return np.array([found.get(key, -1) for key in keys], dtype=np.int64)
+                    id_by_key.setdefault(key, number)
+        return np.array([id_by_key.get(key, -1) for key in keys], dtype=np.int64)
 
     def ids_at(self, path: str, columns: Columns) -> Integers:
         """The ids of the images of a file, or of those in a folder and below."""
@@ -184,10 +183,10 @@ class ItemRows:
             return f"shown_path({key}, {quoted if shown_from else 'NULL'})"
 
         tree = parse_index_condition(condition, columns, aliases)
-        written = SQLWriter(kinds_of(columns), condition, expression).write(tree)
+        where = SQLWriter(kinds_of(columns), condition, expression).write(tree)
         with self._database.reading() as connection:
-            found = fulfilling(connection, "SELECT id FROM items WHERE {} ORDER BY id", written, condition)
-            return np.fromiter((number for (number,) in found), np.int64)
+            rows = fulfilling(connection, "SELECT id FROM items WHERE {} ORDER BY id", where, condition)
+            return np.fromiter((number for (number,) in rows), np.int64)
 
     def frames(self, columns: Columns) -> Iterator[pd.DataFrame]:
         """Yield all rows, in blocks of ascending ids: one empty block if the index is empty."""

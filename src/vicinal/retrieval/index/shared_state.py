@@ -22,10 +22,10 @@ from vicinal.retrieval.index.index_state import (
     IndexState,
     Names,
     RefinerContext,
-    are_there,
     check_target,
     delete_unused,
     encoder_key,
+    files_exist,
     half_blocks,
     open_originals,
     write_part,
@@ -198,8 +198,8 @@ class SharedState:
         features, and its changes are set aside. Vectors that the files of the new one do not hold become changes.
         """
         now, folder = self.current(), self.database.folder
-        if folder is None or not are_there(folder, settings["files"]):
-            raise InputError(f"{folder}: a vector file of the other generation has vanished; upgrade the index again")
+        if folder is None or not files_exist(folder, settings["files"]):
+            raise InputError(f"{folder}: a vector file of the other generation is missing; upgrade the index again")
         changed = {**settings, "previous": {name: now.settings.get(name) for name in settings}}
         self.database.set_changes_aside()
         ids, unrefined = np.arange(len(engine.base), len(engine), dtype=np.int64), context and context.engine.added
@@ -212,8 +212,8 @@ class SharedState:
 
     def is_fold_due(self, min_pending: int | None = None) -> bool:
         """Whether enough vectors are only in the database to make new vector files worthwhile."""
-        state, least = self.committed, MIN_PENDING if min_pending is None else min_pending
-        return state.num_pending >= max(least, MAX_PENDING_FRACTION * len(state.engine.base))
+        state, min_vectors = self.committed, MIN_PENDING if min_pending is None else min_pending
+        return state.num_pending >= max(min_vectors, MAX_PENDING_FRACTION * len(state.engine.base))
 
     def fold(self) -> None:
         """Write vector files that hold all vectors, which then leave the database; others may write meanwhile."""
@@ -226,7 +226,7 @@ class SharedState:
         with self.transaction():
             now = self.current()
             is_same = now.settings["files"] == state.settings["files"] and now.next_id >= state.next_id
-            if is_same and (folder is None or are_there(folder, names)):
+            if is_same and (folder is None or files_exist(folder, names)):
                 later = slice(state.next_id - len(now.engine.base), None)  # of the vectors that were added meanwhile
                 unrefined = None if now.context is None else now.context.engine.added[later]
                 self.database.forget_changes(below=state.next_id)
@@ -245,10 +245,10 @@ class SharedState:
         is_written = False
 
         def may_replace() -> bool:
-            return are_there(folder, names) and (overwrite or not Database.is_made(folder))
+            return files_exist(folder, names) and (overwrite or not Database.is_made(folder))
 
         while not is_written:  # after a clock jump, another process may take a file for that of a killed one
-            names = self.current().write_files(folder, names if are_there(folder, names) else Names())
+            names = self.current().write_files(folder, names if files_exist(folder, names) else Names())
             database = self.database.copied()
             with database.transaction():
                 database.change_settings({"files": names, "revision": secrets.token_hex(8), "previous": None})
@@ -258,8 +258,8 @@ class SharedState:
             is_written = database.write_to(folder, timeout, may_replace)
             if not is_written and not overwrite and Database.exists(folder):
                 break
-        with closing(Database(folder, timeout)) as written:
-            delete_unused(written, folder, names, before)
+        with closing(Database(folder, timeout)) as target:
+            delete_unused(target, folder, names, before)
         if not is_written:
             raise IndexExistsError(folder)
 

@@ -65,24 +65,24 @@ def verify_index(index: ImageIndex, num_queries: int = 100, k: int = 10, seed: i
     k = min(k, size - 1)
     generator = np.random.default_rng(seed)
     query_ids = np.sort(index.sample_ids(min(num_queries, size), generator))
-    queries, number = index.vectors_of(query_ids), len(query_ids)
-    queries = np.concatenate([queries, _between(queries, generator)])
-    query_ids = np.concatenate([query_ids, np.full(number, -1)])
+    queries, num_stored = index.vectors_of(query_ids), len(query_ids)
+    queries = np.concatenate([queries, _midpoints(queries, generator)])
+    query_ids = np.concatenate([query_ids, np.full(num_stored, -1)])
     index.search(queries[:1], k + 1)  # connections are made and caches filled
-    found, seconds = np.empty((len(queries), k), np.int64), np.empty(len(queries))
+    neighbor_ids, seconds = np.empty((len(queries), k), np.int64), np.empty(len(queries))
     for row, vector in enumerate(queries):
         start = time.perf_counter()
         ids = index.search(vector[None], k + 1).ids[0]
         seconds[row] = time.perf_counter() - start
-        found[row] = ids[np.argsort(ids == query_ids[row], kind="stable")][:k]
+        neighbor_ids[row] = ids[np.argsort(ids == query_ids[row], kind="stable")][:k]
     start = time.perf_counter()
-    least, scores, num_images = _exact(index, queries, query_ids, found, k)
+    kth_scores, scores, num_images = _exact_scores(index, queries, query_ids, neighbor_ids, k)
     exact_seconds = time.perf_counter() - start
-    recalls = (scores >= least[:, None] - TOLERANCE).mean(axis=1)
+    recalls = (scores >= kth_scores[:, None] - TOLERANCE).mean(axis=1)
     milliseconds = 1000 * seconds
     return Verification(
-        k, number, num_images, float(recalls[:number].mean()), float(recalls[number:].mean()),
-        float(recalls[:number].min()), float(np.median(milliseconds)),
+        k, num_stored, num_images, float(recalls[:num_stored].mean()), float(recalls[num_stored:].mean()),
+        float(recalls[:num_stored].min()), float(np.median(milliseconds)),
         float(np.percentile(milliseconds, 95)), exact_seconds,
     )  # fmt: skip
 
@@ -95,24 +95,25 @@ def warn_of_low_recall(index: ImageIndex) -> None:
     recall = min(found.recall, found.recall_between)
     if recall < MIN_RECALL:
         log(
-            f"warning: {index.kind} finds {100 * recall:.1f} % of the {found.k} nearest images of sample queries, as "
-            "where many images are nearly identical: --kind exact or sq8 finds them all, `vicinal clean` the duplicates"
+            f"warning: {index.kind} finds {100 * recall:.1f} % of the {found.k} nearest images of sample queries, "
+            "perhaps as many images are nearly identical: "
+            "--kind exact or sq8 finds them all, `vicinal clean` the duplicates"
         )
 
 
-def _between(vectors: Floats, generator: np.random.Generator) -> Floats:
+def _midpoints(vectors: Floats, generator: np.random.Generator) -> Floats:
     """Unit vectors halfway between each vector and another one."""
     sums = vectors + vectors[np.roll(generator.permutation(len(vectors)), 1)]
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(lengths > 0, sums / np.maximum(lengths, 1e-12), vectors).astype(np.float32)
 
 
-def _exact(
+def _exact_scores(
     index: ImageIndex, queries: Floats, query_ids: Integers, found: Integers, k: int
 ) -> tuple[Floats, Floats, int]:
     """The k-th best score of each query, the scores of the given neighbors, and the number of images."""
     best = np.full((len(queries), k), -np.inf, np.float32)
-    scores, number, last_log = np.full(found.shape, -np.inf, np.float32), 0, time.monotonic()
+    scores, num_images, last_log = np.full(found.shape, -np.inf, np.float32), 0, time.monotonic()
     for ids, vectors in index.blocks():
         products = queries @ vectors.T
         positions = np.minimum(np.searchsorted(ids, found), len(ids) - 1)
@@ -120,8 +121,8 @@ def _exact(
         scores = np.where(is_here, np.take_along_axis(products, positions, axis=1), scores)
         products[ids[None, :] == query_ids[:, None]] = -np.inf
         best = -np.partition(-np.hstack([best, products]), k - 1, axis=1)[:, :k]
-        number += len(ids)
+        num_images += len(ids)
         if time.monotonic() - last_log > LOG_SECONDS:
-            log(f"compared with {number:,} images")
+            log(f"compared with {num_images:,} images")
             last_log = time.monotonic()
-    return best.min(axis=1), scores, number
+    return best.min(axis=1), scores, num_images

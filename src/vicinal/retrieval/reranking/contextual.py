@@ -59,7 +59,7 @@ class ContextualReranking(Reranking):
     def __post_init__(self) -> None:
         self._check_counts("k")
         if self.k == 1:
-            raise InputError("ContextualReranking: k = 1 leaves an image alone with itself; use k >= 2")
+            raise InputError("ContextualReranking: k = 1 makes an image its only neighbor; use k >= 2")
         if not 0 <= self.beta < 1:
             raise InputError(f"ContextualReranking: beta = {self.beta} must be from 0 to below 1")
         check_nonnegative(self, epsilon=self.epsilon)

@@ -146,7 +146,7 @@ class LocalReranking(Reranking):
         images = gallery.vectors(np.asarray(rows, np.int64))
         found = mutual_nearest(queries.vectors(np.array([query]))[0], images, self.min_similarity)
         matches = [PatchMatches.of(queries.grid, gallery.grid, *each) for each in zip(*found, strict=True)]
-        return [each.agreeing() for each in matches] if self.geometric else matches
+        return [each.inliers() for each in matches] if self.geometric else matches
 
     def sums(self, query: int, rows: Integers) -> Doubles:
         """The sum of similarities of matching patches per patch of the query, float64 [rows]."""
@@ -239,7 +239,7 @@ class PatchMatches:
         places = np.hstack([self.query_points, self.points, self.similarities[:, None]])
         return places.round(4).tolist()
 
-    def agreeing(self) -> PatchMatches:
+    def inliers(self) -> PatchMatches:
         """The matches that fit one similarity transform, found by RANSAC; none if there are fewer than three."""
         is_inlier = np.zeros(len(self), np.bool_)
         if len(self) >= MIN_MATCHES:
@@ -268,34 +268,34 @@ def mutual_nearest(query: Floats, images: Floats, min_similarity: float) -> tupl
     Returns the matching patch of each patch of the query, int64 [images, patches of the query], -1 for none, and the
     similarities, float32, 0 for none.
     """
-    number, patches, dim = images.shape
-    matches, found = np.full((number, len(query)), -1), np.zeros((number, len(query)), np.float32)
+    num_images, patches, dim = images.shape
+    matches, found = np.full((num_images, len(query)), -1), np.zeros((num_images, len(query)), np.float32)
     step = max(1, MAX_SIMILARITIES // (patches * len(query)))
-    for start in range(0, number, step):
-        some = slice(start, start + step)
-        similarities = np.ascontiguousarray(images[some]).reshape(-1, dim) @ query.T
-        _match(similarities.reshape(-1, patches, len(query)), np.float32(min_similarity), matches[some], found[some])
+    for start in range(0, num_images, step):
+        chunk = slice(start, start + step)
+        similarities = np.ascontiguousarray(images[chunk]).reshape(-1, dim) @ query.T
+        _match(similarities.reshape(-1, patches, len(query)), np.float32(min_similarity), matches[chunk], found[chunk])
     return matches, found
 
 
 def _match_patches(similarities: Floats, min_similarity: Any, matches: Integers, found: Floats) -> None:
     images, patches, columns = similarities.shape
-    of_query, best = np.empty(columns, np.int64), np.empty(columns, np.float32)
+    best_patch, best_similarity = np.empty(columns, np.int64), np.empty(columns, np.float32)
     nearest = np.empty(patches, np.int64)
     for image in range(images):
-        best[:] = -np.inf
+        best_similarity[:] = -np.inf
         for patch in range(patches):
             highest, column_of_highest = np.float32(-np.inf), 0
             for column in range(columns):
                 value = similarities[image, patch, column]
                 if value > highest:
                     highest, column_of_highest = value, column
-                if value > best[column]:
-                    best[column], of_query[column] = value, patch
+                if value > best_similarity[column]:
+                    best_similarity[column], best_patch[column] = value, patch
             nearest[patch] = column_of_highest
         for column in range(columns):
-            if best[column] >= min_similarity and nearest[of_query[column]] == column:
-                matches[image, column], found[image, column] = of_query[column], best[column]
+            if best_similarity[column] >= min_similarity and nearest[best_patch[column]] == column:
+                matches[image, column], found[image, column] = best_patch[column], best_similarity[column]
 
 
 _match = compiled(_match_patches)

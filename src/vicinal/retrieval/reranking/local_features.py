@@ -153,21 +153,21 @@ class IndexFeatures(LocalFeatures):
         settings = index.local_settings if encoder is None else encoder.to_settings()
         assert settings is not None
         (rows, columns), self.dim = settings["grid"], settings["dim"]
-        self.grid, self._known = (rows, columns), dict[int, Codes]()
+        self.grid, self._cache = (rows, columns), dict[int, Codes]()
 
     def __len__(self) -> int:
         return len(self._index)
 
     def codes(self, rows: Integers) -> Codes:
-        unknown = np.array(sorted(set(rows.tolist()) - self._known.keys()), np.int64)
+        unknown = np.array(sorted(set(rows.tolist()) - self._cache.keys()), np.int64)
         stored = self._index.local_codes(unknown)
         shape = self.grid[0] * self.grid[1], self.dim
         found = {number: np.frombuffer(codes, np.uint8).reshape(shape) for number, codes in stored.items()}
         missing = np.array([number for number in unknown.tolist() if number not in found], np.int64)
         if len(missing) and self._encoder is not None:
-            self._known |= encode_items(self._index, missing, self._encoder)
+            self._cache |= encode_items(self._index, missing, self._encoder)
         nothing = np.full(shape, ZERO, np.uint8)
-        return np.stack([found.get(number, self._known.get(number, nothing)) for number in rows.tolist()])
+        return np.stack([found.get(number, self._cache.get(number, nothing)) for number in rows.tolist()])
 
 
 def encode_items(index: ImageIndex, ids: Integers, encoder: LocalEncoder) -> dict[int, Codes]:
@@ -186,7 +186,7 @@ def image_columns(frame: pd.DataFrame) -> Table:
     return Table(frame[columns].reset_index(drop=True))
 
 
-def some_images(index: ImageIndex) -> Table:
+def sample_images(index: ImageIndex) -> Table:
     """Images of an index that a whitening is learned from."""
     ids = index.sample_ids(min(len(index), MAX_FIT_IMAGES), np.random.default_rng(0))
     frame = index.lookup(np.sort(ids), skip_unknown=True)
@@ -240,8 +240,8 @@ class LocalEncoder:
             InputError: as `patch_vectors` of `vicinal.models.feature_maps`, or the patches are all equal.
         """
         parts, grids = [], [(0, 0)]
-        for vectors, grid in patch_vectors(model, _some(source), size, layer):
-            parts.append(_units(vectors))
+        for vectors, grid in patch_vectors(model, _subsample(source), size, layer):
+            parts.append(_normalize(vectors))
             grids.append(grid)
         if not parts:
             raise InputError("there are no images to compute local features of; give at least one")
@@ -293,7 +293,7 @@ class LocalEncoder:
 
     def _encoded(self, source: Images, progress: bool) -> Iterator[Codes]:
         for vectors, _ in patch_vectors(self.model, source, self.size, self.layer, progress=progress):
-            units = _units(vectors)
+            units = _normalize(vectors)
             if self.whitening is not None:
                 units = self.whitening.apply(units.reshape(-1, units.shape[2])).reshape(*units.shape[:2], self.dim)
             yield encode(units)
@@ -307,12 +307,12 @@ class LocalEncoder:
         return ComputedFeatures(self, table)
 
 
-def _units(vectors: Floats) -> Floats:
+def _normalize(vectors: Floats) -> Floats:
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, np.float32(1))
 
 
-def _some(source: Any) -> Any:
+def _subsample(source: Any) -> Any:
     """At most `MAX_FIT_IMAGES` images, evenly spaced."""
     step = -(-len(source) // MAX_FIT_IMAGES) if len(source) else 1
     return source.take(np.arange(0, len(source), step)) if isinstance(source, Table) else source[::step]

@@ -179,8 +179,8 @@ class BaseSettings:
         require(decay is None or 0 < decay < 1, "ema_decay", decay, "above 0 and below 1, or null")
         self._check_batches()
         momentum_range, has_momentum = self.schedule.momentum_range, self.optimizer.name != "sgd"
-        fits = has_momentum or self.optimizer.momentum > 0 or momentum_range is None
-        require(fits, "schedule.momentum_range", momentum_range, "null with optimizer.momentum = 0")
+        is_valid = has_momentum or self.optimizer.momentum > 0 or momentum_range is None
+        require(is_valid, "schedule.momentum_range", momentum_range, "null with optimizer.momentum = 0")
 
     def _check_batches(self) -> None:
         batch_size, samples = self.batch_size, self.samples_per_class

@@ -195,14 +195,14 @@ class BaseRecipe(ABC):
 
     def fitted(self: AnyRecipe, table: Table) -> AnyRecipe:
         """The recipe with the settings that depend on the training images, such as the batch size; logs the choices."""
-        chosen = self._chosen(table)
+        chosen = self._choose_settings(table)
         if not chosen:
             return self
         text = ", ".join(f"{name} = {value:g}" for name, value in _flattened(chosen).items())
         log(f"chosen to suit {len(table):,} training images of {len(table.classes):,} classes: {text}")
         return type(self)(_merged(self._values, chosen), self.given, self.allow_imports)
 
-    def _chosen(self, table: Table) -> dict[str, Any]:
+    def _choose_settings(self, table: Table) -> dict[str, Any]:
         sizes = fit_batches(self.settings, table)._asdict()
         return {name: size for name, size in sizes.items() if getattr(self.settings, name) is None}
 
@@ -313,7 +313,7 @@ class Recipe(BaseRecipe):
             defaults["optimizer"] = {"lr": TRANSFORMER_LR}
         return defaults
 
-    def _chosen(self, table: Table) -> dict[str, Any]:
+    def _choose_settings(self, table: Table) -> dict[str, Any]:
         """The batch, the learning rate of a smaller one, and the number of epochs where nothing limits the run.
 
         The default rate is that of a full batch. A smaller one scales it down (the linear scaling rule): a few images
@@ -321,7 +321,7 @@ class Recipe(BaseRecipe):
         """
         from vicinal.training.training_data import BATCH_SIZE, steps_per_epoch  # which reads recipes
 
-        chosen = super()._chosen(table)
+        chosen = super()._choose_settings(table)
         size = chosen.get("batch_size", BATCH_SIZE)
         if size < BATCH_SIZE and "optimizer.lr" not in self.given:
             chosen["optimizer"] = {"lr": self.settings.optimizer.lr * size / BATCH_SIZE}
@@ -351,12 +351,12 @@ class Recipe(BaseRecipe):
             InputError: The setting asks for it, and the head has no such layer.
         """
         model, wanted = self.model, self.settings.head_init
-        fits = model["dim"] is not None and model["hidden"] is None and model["head_whitening"] is None
-        fits = fits and not self.settings.shards_weights
-        if wanted == "whitening" and not fits:
+        is_possible = model["dim"] is not None and model["hidden"] is None and model["head_whitening"] is None
+        is_possible = is_possible and not self.settings.shards_weights
+        if wanted == "whitening" and not is_possible:
             expected = "random where model.dim is null, or model.hidden, model.head_whitening or fsdp is given"
             raise InputError(f"head_init = whitening must be {expected}")
-        return fits and wanted != "random" and (self.is_pretrained or wanted == "whitening")
+        return is_possible and wanted != "random" and (self.is_pretrained or wanted == "whitening")
 
     def create_zero_shot_embedder(self) -> Embedder:
         """The pretrained network as it is: its own pooling, or that of frozen features, and no layer after it."""

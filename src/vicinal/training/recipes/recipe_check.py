@@ -169,9 +169,9 @@ class RecipeCheck:
         known = sorted(self.classes.all(base))
         if path is None:
             return f"{key} needs a class_path, the name of a {base.__name__} class; its classes: {', '.join(known)}"
-        return _unknown_name(key, path, base.__name__, known, self._own_class(path))
+        return _unknown_name(key, path, base.__name__, known, self._own_class_hint(path))
 
-    def _own_class(self, path: Any) -> str | None:
+    def _own_class_hint(self, path: Any) -> str | None:
         """What to do if a name may be that of a class of the user's own."""
         package, _, rest = str(path).partition(".")
         is_path = bool(rest) and all(part.isidentifier() for part in str(path).split("."))
@@ -183,7 +183,7 @@ class RecipeCheck:
         if not prefix and name in STUDY_SECTIONS:
             return f"it is for vicinal {STUDY_SECTIONS[name]}"
         if prefix and "." in name:
-            return "a key with dots is written whole, at the top of the file"
+            return "write a key with dots in full, at the top of the file"
         near = [f"{prefix}{each}" for each in difflib.get_close_matches(name, schema, n=1)]
         same = (key for key in recipe_values.setting_names(self.schema) if key.endswith(f".{name}"))
         near += sorted(same, key=lambda key: key.count("."))

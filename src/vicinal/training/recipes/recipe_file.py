@@ -68,8 +68,8 @@ class RecipeFile:
                 raise InputError(f"{place}: the recipe extends more than {MAX_FILES} files")
             if not base.is_file():
                 raise InputError(f"{place}: extends {name}, but {base} does not exist")
-            result = result._overridden_by(cls._read_extended(base, read, (*below, path.resolve())))
-        return result._overridden_by(file)
+            result = result._merged_with(cls._read_extended(base, read, (*below, path.resolve())))
+        return result._merged_with(file)
 
     def place_of(self, key: str) -> Place | None:
         """The place of a key with dots, or of the nearest key above it; None if the file has neither."""
@@ -77,7 +77,7 @@ class RecipeFile:
             key = key.rpartition(".")[0]
         return self.places.get(key)
 
-    def _overridden_by(self, other: RecipeFile) -> RecipeFile:
+    def _merged_with(self, other: RecipeFile) -> RecipeFile:
         places = dict(self.places)
         values = _merged(self.values, other.values, "", places)
         return RecipeFile(self.path, values, places | other.places)

@@ -147,8 +147,8 @@ class TransitionSettings:
 
     def __post_init__(self) -> None:
         require(0 <= self.quantile <= 1, "transition.quantile", self.quantile, "from 0 to 1")
-        fits = self.quantile == 1 or self.source is not None
-        require(fits, "transition.quantile", self.quantile, "left out without transition.source")
+        is_valid = self.quantile == 1 or self.source is not None
+        require(is_valid, "transition.quantile", self.quantile, "left out without transition.source")
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ class TrainingSettings(BaseSettings):
             require(number is None or number >= 1, name, number, "at least 1 or null")
         size = self.micro_batch_size
         require(size is None or size >= 1, "micro_batch_size", size, "at least 1 or null")
-        fits = size == 1 or self.transform.longest is None or self.features == "frozen"
-        require(fits, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
+        is_valid = size == 1 or self.transform.longest is None or self.features == "frozen"
+        require(is_valid, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
         require(self.compatible_weight > 0, "compatible_weight", self.compatible_weight, "above 0")
         if self.compatible_with is None:
@@ -253,7 +253,7 @@ class TrainingSettings(BaseSettings):
             return require_left_out(self, "", names, "coarse_classes_per_batch is above 0")
         expected = "by_size or uniform with coarse_classes_per_batch"
         require(self.class_sampling != "exhaustive", "class_sampling", self.class_sampling, expected)
-        expected = "0 with samples_per_class = 0, which draws images whatever their labels"
+        expected = "0 with samples_per_class = 0, which draws images at random"
         require(samples != 0, "coarse_classes_per_batch", number, expected)
         if self.batch_size is not None and samples:
             expected = f"a multiple of samples_per_class = {samples} times coarse_classes_per_batch = {number}"
@@ -293,5 +293,5 @@ def check_frozen_settings(settings: TrainingSettings) -> None:
     require_left_out(settings.data, "data.", ("augmentation",), unless)
     for name, none in NO_AUGMENTATION.items():
         value = getattr(settings.transform, name)
-        fits = value in (none, getattr(ImageTransform, name))
-        require(fits, f"transform.{name}", value, "left out with features = frozen, which embeds each image once")
+        is_valid = value in (none, getattr(ImageTransform, name))
+        require(is_valid, f"transform.{name}", value, "left out with features = frozen, which embeds each image once")

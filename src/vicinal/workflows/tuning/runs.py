@@ -206,7 +206,7 @@ class _Watch:
 def reason(messages: Path, status: int) -> str:
     """Why a command failed, in one line: its last message."""
     if status < 0:
-        return f"ended by signal {-status}" + (", for lack of memory perhaps" if status == -9 else "")
+        return f"ended by signal {-status}" + (", perhaps for lack of memory" if status == -9 else "")
     text = messages.read_text(encoding="utf-8", errors="replace") if messages.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1].rpartition(": error: ")[2] if lines else f"exit status {status}"

@@ -114,7 +114,7 @@ class StudyFolder:
             self._fail(difference)
         for key in [*own.space, *given.space]:
             if own.space.get(key) != given.space.get(key):
-                self._fail(f"{given.section}.{key} is another one")
+                self._fail(f"{given.section}.{key} differs")
         stored = self.stored()
         for name in fixed:
             if stored.get(name) != settings[name]:

@@ -344,8 +344,8 @@ class Search:
                 _write_json(self.folder.test, {"trial": chosen["trial"], "epoch": chosen["epoch"], "metrics": metrics})
         if chosen["trial"] != best.number:
             log(
-                f"the test split was evaluated with trial {chosen['trial']}; trial {best.number} is better by now, and "
-                "is not evaluated on it"
+                f"the test split was evaluated with trial {chosen['trial']}; trial {best.number} is now better, but is "
+                "not evaluated on it"
             )
 
     def _chosen(self, best: RankedTrial) -> dict[str, Any]:
@@ -417,7 +417,7 @@ def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]
 
 def _require_test(table: Table) -> None:
     if "test" not in table.splits:
-        raise InputError("the data has no split test, which replay evaluates; leave out --replay")
+        raise InputError("--replay needs a split test, which the data lacks; leave it out")
 
 
 def _importances(study: Study) -> dict[str, float]:

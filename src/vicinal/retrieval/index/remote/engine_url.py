@@ -71,7 +71,7 @@ class EngineURL:
         if host is None or len(path) not in (1, 2):
             raise InputError("a Milvus index is milvus://HOST:19530/COLLECTION, or .../DATABASE/COLLECTION")
         if user is not None:
-            raise InputError("milvus URL: a user belongs into the variable VICINAL_MILVUS_TOKEN, as USER:PASSWORD")
+            raise InputError("milvus URL: give the user in the variable VICINAL_MILVUS_TOKEN, as USER:PASSWORD")
         options = _options(query, MILVUS_OPTIONS, "milvus")
         if options.get("tls", "false") not in ("true", "false"):
             raise InputError(f"milvus URL: tls={one_line(options['tls'], 40)!r} is invalid; use true or false")

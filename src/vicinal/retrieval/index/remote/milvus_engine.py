@@ -92,7 +92,7 @@ class MilvusEngine(RemoteEngine):
     # the tables
 
     def read_facts(self, table: str) -> dict[str, Any] | None:
-        with self._faults() as client:
+        with self._translate_errors() as client:
             collection = self._collection(client, table)
         return None if collection is None else self._stored_facts(collection)
 
@@ -104,17 +104,17 @@ class MilvusEngine(RemoteEngine):
 
     def _stored_facts(self, collection: str) -> dict[str, Any] | None:
         """The facts under the name of a collection, whether it exists or not."""
-        with self._faults(FACTS) as client:
+        with self._translate_errors(FACTS) as client:
             if not client.has_collection(FACTS, timeout=self._seconds):
                 return None
-            found = [row["facts"] for row in self._query(client, FACTS, _facts_of(collection), ["facts"])]
+            found = [row["facts"] for row in self._query(client, FACTS, _facts_filter(collection), ["facts"])]
         columns = sorted((each for each in found if OWNER in each), key=lambda each: (each["position"], each["column"]))
         self._columns[collection] = {each["column"]: dict(each["kind"]) for each in columns}
         own = next((each for each in found if OWNER not in each), None)
         return None if own is None else {**own, "columns": dict(self._columns[collection])}
 
     def write_facts(self, table: str, facts: Mapping[str, Any]) -> None:
-        with self._faults() as client:
+        with self._translate_errors() as client:
             collection = self._collection(client, table) or table
         self._store_facts(collection, facts)
 
@@ -126,13 +126,13 @@ class MilvusEngine(RemoteEngine):
                 fact = {OWNER: collection, "column": name, "kind": kind, "position": position}
                 key = hashlib.sha256(name.encode()).hexdigest()
                 rows.append({"name": f"{collection}.{key}", "facts": fact})
-        with self._faults(FACTS) as client:
+        with self._translate_errors(FACTS) as client:
             self._create_facts(client)
             client.upsert(FACTS, [{**row, VECTOR: [1.0, 0.0]} for row in rows], timeout=self._seconds)
         self._columns[collection] = {**facts["columns"]}
 
     def create(self, table: str, dim: int, kind: Kind) -> None:
-        with self._faults() as client:
+        with self._translate_errors() as client:
             if self._collection(client, self.url.table) == self.url.table:
                 raise InputError(f"{self.url} is a collection, not an index of this version; drop it, or name another")
         fields = {"id": {"datatype": pymilvus.DataType.INT64, "is_primary": True}}
@@ -146,7 +146,7 @@ class MilvusEngine(RemoteEngine):
     def _create(
         self, table: str, fields: Mapping[str, Any], json_field: str, dim: int, index_type: str, parameters: Any
     ) -> None:
-        with self._faults() as client:
+        with self._translate_errors() as client:
             if client.has_collection(table, timeout=self._seconds):
                 return
             schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -161,7 +161,7 @@ class MilvusEngine(RemoteEngine):
             )
 
     def finish(self, table: str, dim: int, kind: Kind) -> None:
-        with self._faults(table) as client:
+        with self._translate_errors(table) as client:
             client.flush(table, timeout=10 * self._seconds)
 
     def replace(self, table: str, by: str) -> None:
@@ -169,8 +169,8 @@ class MilvusEngine(RemoteEngine):
 
         The collections of an index alternate between two names. A killed call may leave one, which the next call drops.
         """
-        first, second = _versions(table)
-        with self._faults() as client:
+        first, second = _version_names(table)
+        with self._translate_errors() as client:
             old = self._collection(client, table)
             # If an answer is lost, this is called again after the alias was changed.
             new = self._new_names.setdefault(by, second if old == first else first)
@@ -182,7 +182,7 @@ class MilvusEngine(RemoteEngine):
                 client.alter_alias(new, table, timeout=self._seconds)
         self.drop(second if new == first else first)
         self.drop_generations(table, {None})
-        self._forget(by)
+        self._delete_facts(by)
         del self._new_names[by]
 
     def _rename(self, client: Any, by: str, new: str) -> None:
@@ -194,15 +194,15 @@ class MilvusEngine(RemoteEngine):
             client.rename_collection(by, new, timeout=self._seconds)
 
     def drop(self, table: str) -> None:
-        with self._faults() as client:
+        with self._translate_errors() as client:
             if client.has_collection(table, timeout=self._seconds):
                 client.drop_collection(table, timeout=self._seconds)
-        self._forget(table)
+        self._delete_facts(table)
 
-    def _forget(self, collection: str) -> None:
-        with self._faults(FACTS) as client:
+    def _delete_facts(self, collection: str) -> None:
+        with self._translate_errors(FACTS) as client:
             if client.has_collection(FACTS, timeout=self._seconds):
-                client.delete(FACTS, filter=_facts_of(collection), timeout=self._seconds)
+                client.delete(FACTS, filter=_facts_filter(collection), timeout=self._seconds)
 
     def set_columns(self, table: str, old: Kinds, new: Kinds) -> bool:
         """No room is needed, but numbers that become texts are written again."""
@@ -211,29 +211,29 @@ class MilvusEngine(RemoteEngine):
     # generations: each is a collection, and the index the alias of one; Milvus has no transactions
 
     def place(self, table: str) -> str:
-        with self._faults() as client:
-            return self._generation(client, table, self.generation)
+        with self._translate_errors() as client:
+            return self._generation_collection(client, table, self.generation)
 
-    def _generation(self, client: Any, table: str, generation: str | None) -> str:
+    def _generation_collection(self, client: Any, table: str, generation: str | None) -> str:
         if generation is not None:
-            return _of_generation(table, generation)
-        first, second = _versions(table)
+            return _generation_name(table, generation)
+        first, second = _version_names(table)
         return first if client.has_collection(first, timeout=self._seconds) else second
 
-    def _own(self, client: Any, table: str, is_written: bool = False) -> str:
+    def _own_collection(self, client: Any, table: str, is_written: bool = False) -> str:
         """The collection that a table means to this engine: an alias may mean that of a newer generation by now."""
         if table != self.url.table or self._source is not None:  # a collection, or the index that is upgraded
             return table
         generation = self.generation  # a service changes it
         if not is_written and generation in self._opened:
             return self._opened[generation]
-        if (found := self._collection(client, table)) is None:
+        if (collection := self._collection(client, table)) is None:
             return table
-        own = _versions(table) if generation is None else (_of_generation(table, generation),)
-        if found not in own:
+        own_names = _version_names(table) if generation is None else (_generation_name(table, generation),)
+        if collection not in own_names:
             raise StaleGenerationError(self.url)
-        self._opened[generation] = found
-        return found
+        self._opened[generation] = collection
+        return collection
 
     def _opened_name(self, table: str) -> str:
         """The collection that was opened under the name of the index, or the name as it is."""
@@ -247,7 +247,7 @@ class MilvusEngine(RemoteEngine):
 
     def missing(self, table: str, present: str | None, after: int, limit: int) -> Missing:
         """Also give the columns of images that changed since, and drop those that were deleted."""
-        source, own, kinds = self._both(table)
+        source, own, kinds = self._collections_and_kinds(table)
         if after < 0 and not self._is_switched:
             self._drop_deleted(source, own)
         rows = self.page(source, after, limit, None, kinds, False)
@@ -255,13 +255,15 @@ class MilvusEngine(RemoteEngine):
         if not len(rows):
             return rows.ids, [], None
         known = self.fetch(own, rows.ids, kinds, False)
-        record_of = dict(zip(known.ids.tolist(), known.records, strict=True))
+        record_by_id = dict(zip(known.ids.tolist(), known.records, strict=True))
         ids, versions, changed = [], [], []
         for row, (number, record) in enumerate(zip(rows.ids.tolist(), rows.records, strict=True)):
-            if number not in record_of or (_version(record_of[number]) != _version(record) and not self._is_switched):
+            if number not in record_by_id or (
+                _version(record_by_id[number]) != _version(record) and not self._is_switched
+            ):
                 ids.append(number)
                 versions.append(_version(record))
-            elif record_of[number] != record and not self._is_switched:
+            elif record_by_id[number] != record and not self._is_switched:
                 changed.append(row)
         if changed:
             new = rows.subset(np.array(changed))
@@ -272,14 +274,14 @@ class MilvusEngine(RemoteEngine):
             self.write(own, new, kinds)
         return np.array(ids, np.int64), versions, int(rows.ids[-1]) if len(rows) == limit else None
 
-    def _both(self, table: str) -> tuple[str, str, Kinds]:
+    def _collections_and_kinds(self, table: str) -> tuple[str, str, Kinds]:
         """The collections of the present generation and of this engine's, and the kinds of the columns."""
         if self._source is None:
-            with self._faults() as client:
+            with self._translate_errors() as client:
                 self._source = self._collection(client, table) or table
         facts = self._stored_facts(self._source)
         if facts is None:
-            raise EngineRefusedError(f"{self.url}: the index is not there any more")
+            raise EngineRefusedError(f"{self.url}: the index no longer exists")
         kinds = {name: ColumnKind(**kind) for name, kind in facts["columns"].items()}
         return self._source, self.place(table), kinds
 
@@ -293,10 +295,10 @@ class MilvusEngine(RemoteEngine):
             after = int(ids[-1])
 
     def fill(self, table: str, present: str | None, ids: Integers, versions: Sequence[str], vectors: Floats) -> None:
-        source, own, kinds = self._both(table)
-        rows, known = self.fetch(source, ids, kinds, False), dict(zip(ids.tolist(), range(len(ids)), strict=True))
-        positions = [known[number] for number in rows.ids.tolist()]
-        is_same = [versions[known[number]] == _version(record)
+        source, own, kinds = self._collections_and_kinds(table)
+        rows, row_by_id = self.fetch(source, ids, kinds, False), dict(zip(ids.tolist(), range(len(ids)), strict=True))
+        positions = [row_by_id[number] for number in rows.ids.tolist()]
+        is_same = [versions[row_by_id[number]] == _version(record)
                    for number, record in zip(rows.ids.tolist(), rows.records, strict=True)]  # fmt: skip
         rows.vectors = vectors[positions]
         if any(is_same):
@@ -305,8 +307,8 @@ class MilvusEngine(RemoteEngine):
     def switch(self, table: str, facts: Mapping[str, Any], finish: Callable[[], object]) -> None:
         """By a change of the alias; images that others add before it, after `finish`, are embedded afterwards."""
         finish()
-        with self._faults() as client:
-            own = self._generation(client, table, self.generation)
+        with self._translate_errors() as client:
+            own = self._generation_collection(client, table, self.generation)
             self._columns.pop(own, None)
             self._store_facts(own, {**(self.read_facts(table) or {}), **facts})
             client.load_collection(own, timeout=self._seconds)
@@ -315,8 +317,11 @@ class MilvusEngine(RemoteEngine):
         finish()
 
     def drop_generations(self, table: str, keep: Collection[str | None]) -> None:
-        with self._faults() as client:
-            kept = {self._collection(client, table), *(self._generation(client, table, each) for each in keep)}
+        with self._translate_errors() as client:
+            kept = {
+                self._collection(client, table),
+                *(self._generation_collection(client, table, each) for each in keep),
+            }
             names = client.list_collections(timeout=self._seconds)
         pattern = re.compile(re.escape(table) + "_(generation_[0-9a-f]{16}|version_[12])")
         for name in names:
@@ -331,28 +336,28 @@ class MilvusEngine(RemoteEngine):
             {"id": number, VECTOR: vector, COLUMNS: _to_json(record, kinds)}
             for number, vector, record in zip(rows.ids.tolist(), rows.vectors.tolist(), rows.records, strict=True)
         ]
-        with self._faults(table) as client:
-            client.upsert(self._own(client, table, True), data, timeout=self._seconds)
+        with self._translate_errors(table) as client:
+            client.upsert(self._own_collection(client, table, True), data, timeout=self._seconds)
 
     def delete(self, table: str, ids: Integers) -> None:
-        with self._faults(table) as client:
+        with self._translate_errors(table) as client:
             # An alias may mean another generation by now, which has the same ids.
             for name in {table, self._opened_name(table)}:
                 if name == table or client.has_collection(name, timeout=self._seconds):
                     client.delete(name, ids=ids.tolist(), timeout=self._seconds)
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
-        with self._faults(table) as client:
-            found = self._query(client, self._own(client, table), self.id_filter(ids), _fields(vectors))
+        with self._translate_errors(table) as client:
+            found = self._query(client, self._own_collection(client, table), self.id_filter(ids), _fields(vectors))
             return _rows(found, kinds, vectors)
 
     def page(self, table: str, after: int, limit: int, where: str | None, kinds: Kinds | None, vectors: bool) -> Rows:
         fields = ["id"] if kinds is None else _fields(vectors)
         expression = f"id > {after}" + (f" and {where}" if where else "")
-        with self._faults(table) as client:  # an iterator sorts by ids, which a query with a limit need not
+        with self._translate_errors(table) as client:  # an iterator sorts by ids, which a query with a limit need not
             iterator = client.query_iterator(
-                self._own(client, table), batch_size=limit, limit=limit, filter=expression, output_fields=fields,
-                timeout=self._seconds,
+                self._own_collection(client, table), batch_size=limit, limit=limit, filter=expression,
+                output_fields=fields, timeout=self._seconds,
             )  # fmt: skip
             try:
                 return _rows(iterator.next(), kinds or {}, vectors)
@@ -360,17 +365,19 @@ class MilvusEngine(RemoteEngine):
                 iterator.close()
 
     def count(self, table: str, where: str | None, at_most: int | None) -> int:
-        with self._faults(table) as client:
-            number = int(self._query(client, self._own(client, table), where or "", ["count(*)"])[0]["count(*)"])
+        with self._translate_errors(table) as client:
+            number = int(
+                self._query(client, self._own_collection(client, table), where or "", ["count(*)"])[0]["count(*)"]
+            )
         return number if at_most is None else min(number, at_most)
 
     def search(self, table: str, queries: Floats, k: int, where: str | None, facts: Mapping[str, Any]) -> Neighbors:
         found: list[list[tuple[int, float]]] = []
         size = max(1, min(256, MAX_RESULTS // k))
         for start in range(0, len(queries), size):
-            with self._faults(table) as client:
+            with self._translate_errors(table) as client:
                 hits_of_queries = client.search(
-                    self._own(client, table),
+                    self._own_collection(client, table),
                     data=queries[start : start + size].tolist(),
                     anns_field=VECTOR,
                     limit=k,
@@ -384,7 +391,7 @@ class MilvusEngine(RemoteEngine):
 
     def filter(self, condition: Condition, kinds: Kinds, text: str) -> str:
         if self._is_lite is None:
-            with self._faults() as client:
+            with self._translate_errors() as client:
                 self._is_lite = "lite" in client.get_server_version(timeout=self._seconds).lower()
         return MilvusWriter(kinds, text, has_escapes=not self._is_lite).write(condition)
 
@@ -402,7 +409,7 @@ class MilvusEngine(RemoteEngine):
         if rescore is not None:
             raise InputError("Milvus chooses itself how many candidates it compares exactly; leave out rescore")
         if dim > MAX_DIM:
-            raise InputError(f"Milvus has vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
+            raise InputError(f"Milvus supports vectors of up to {MAX_DIM:,} dimensions, not {dim:,}; use --dim")
 
     def check_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -429,7 +436,7 @@ class MilvusEngine(RemoteEngine):
             return self._client
 
     @contextmanager
-    def _faults(self, table: str | None = None) -> Iterator[Any]:
+    def _translate_errors(self, table: str | None = None) -> Iterator[Any]:
         """The client for one call; translates its errors, transient ones into TransientFault."""
         try:
             yield self._connected()
@@ -438,7 +445,7 @@ class MilvusEngine(RemoteEngine):
             details = error.details() if isinstance(error, grpc.RpcError) else error.message
             message = one_line(self._without_token(str(details or error)), 300)
             if code == NOT_LOADED and table is not None:
-                with self._faults() as client:  # which the server has not loaded, as after a restart
+                with self._translate_errors() as client:  # which the server has not loaded, as after a restart
                     client.load_collection(self._opened_name(table), timeout=self._seconds)
                 raise TransientFault(message) from None
             is_transient = any(word in message.lower() for word in TRANSIENT_WORDS)
@@ -448,7 +455,7 @@ class MilvusEngine(RemoteEngine):
                 raise TransientFault(message) from None  # built again: the alias means another collection
             if code in NOT_FOUND:
                 raise EngineRefusedError(
-                    f"Milvus has no collection {table or self.url.table} any more: {message}"
+                    f"Milvus no longer has a collection {table or self.url.table}: {message}"
                 ) from None
             kind = EngineRefusedError if code in REFUSED_STATES else InputError
             raise kind(f"Milvus: {message}") from None
@@ -459,12 +466,12 @@ class MilvusEngine(RemoteEngine):
         return message
 
 
-def _versions(table: str) -> tuple[str, str]:
+def _version_names(table: str) -> tuple[str, str]:
     """The two names that the collections of a rebuilt index alternate between."""
     return f"{table}_version_1", f"{table}_version_2"
 
 
-def _of_generation(table: str, generation: str) -> str:
+def _generation_name(table: str, generation: str) -> str:
     """The name of the collection of a generation after an upgrade."""
     return f"{table}_generation_{generation}"
 
@@ -474,7 +481,7 @@ def _version(record: Record) -> str:
     return str(record.get("file_hash", ""))
 
 
-def _facts_of(collection: str) -> str:
+def _facts_filter(collection: str) -> str:
     """The filter of the facts of a collection, with those of its columns."""
     return f'name == "{collection}" or facts["{OWNER}"] == "{collection}"'
 
@@ -509,11 +516,11 @@ def _to_json(record: Record, kinds: Kinds) -> Record:
     return values
 
 
-def _rows(found: Sequence[Mapping[str, Any]], kinds: Mapping[str, ColumnKind], vectors: bool) -> Rows:
+def _rows(results: Sequence[Mapping[str, Any]], kinds: Mapping[str, ColumnKind], vectors: bool) -> Rows:
     names = {column_key(name): name for name in kinds}
     records = [
         {names[key]: value for key, value in row.get(COLUMNS, {}).items() if key in names and value is not None}
-        for row in found
+        for row in results
     ]
-    arrays = np.array([row[VECTOR] for row in found], np.float32) if vectors else None
-    return Rows(np.array([row["id"] for row in found], dtype=np.int64), records, arrays)
+    arrays = np.array([row[VECTOR] for row in results], np.float32) if vectors else None
+    return Rows(np.array([row["id"] for row in results], dtype=np.int64), records, arrays)

@@ -80,7 +80,7 @@ class MilvusWriter(ConditionWriter[str]):
 
     def containing(self, column: str, text: str) -> str:
         if not self._has_escapes and any(character in text for character in "%_"):
-            self.fail(f"Milvus Lite looks for no {text!r} in texts, as it has no escapes for % and _; Milvus does")
+            self.fail(f"Milvus Lite cannot find {text!r} in texts, as it cannot escape % and _; Milvus can")
         searched = pattern(text) if self._has_escapes else text
         return _known_and(_field(column), f"{_field(column)} like {quoted(f'%{searched}%')}")
 

@@ -91,9 +91,9 @@ class PostgresConnections:
     @contextmanager
     def take(self) -> Iterator[Any]:
         """A connection for one call, whose errors are translated; a broken one is not used again."""
-        with _faults():
-            if (own := getattr(self._own, "connection", None)) is not None:
-                yield own
+        with _translate_errors():
+            if (pinned := getattr(self._own, "connection", None)) is not None:
+                yield pinned
                 return
             try:
                 connection = self._idle.pop()
@@ -131,8 +131,8 @@ class PostgresConnections:
     def connect(self) -> Any:
         """A new connection, which belongs to the caller."""
         url = self.url
-        named = {"host": url.host, "port": url.port, "user": url.user, "dbname": url.database}
-        options: dict[str, Any] = {name: str(value) for name, value in named.items() if value is not None}
+        parameters = {"host": url.host, "port": url.port, "user": url.user, "dbname": url.database}
+        options: dict[str, Any] = {name: str(value) for name, value in parameters.items() if value is not None}
         options |= {name: value for name, value in url.options if name != "schema"}
         connection = psycopg.connect(
             connect_timeout=int(min(CONNECT_SECONDS, max(self.timeout, 2.0))),
@@ -169,7 +169,7 @@ def create_extension(connection: Any) -> None:
 
 
 @contextmanager
-def _faults() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Translate errors, transient ones into TransientFault; libpq writes no password into messages."""
     try:
         yield
@@ -238,13 +238,13 @@ class PostgresEngine(RemoteEngine):
         if kind == "exact":
             return
         if self.generation is not None:
-            return self._index_while_used(table, dim, kind)
+            return self._build_index_concurrently(table, dim, kind)
         with self._connections.take() as connection, connection.transaction():
             connection.execute("SET LOCAL statement_timeout = 0")
             if not self._is_indexed(connection, table):
                 connection.execute(index_query(self._table(table), kind, dim))
 
-    def _index_while_used(self, table: str, dim: int, kind: Kind) -> None:
+    def _build_index_concurrently(self, table: str, dim: int, kind: Kind) -> None:
         """Build the database's index of a further column; an invalid one from a killed call is dropped."""
         digest = hashlib.sha256(f"{table} {self._vectors}".encode()).hexdigest()[:20]
         name = self._table(f"vicinal_{digest}")
@@ -296,7 +296,7 @@ class PostgresEngine(RemoteEngine):
 
     def _locked_connection(self, table: str) -> Any:
         query = "SELECT pg_try_advisory_lock(hashtextextended(coalesce(%s, current_schema()) || '.' || %s, 0))"
-        with _faults(), ExitStack() as stack:
+        with _translate_errors(), ExitStack() as stack:
             connection = stack.enter_context(closing(self._connections.connect()))
             if not connection.execute(query, [self._schema, table]).fetchone()[0]:
                 raise InputError(f"{self.url}: another process builds or upgrades the index; wait for it")
@@ -393,10 +393,10 @@ class PostgresEngine(RemoteEngine):
                 for number, vector, record in zip(rows.ids.tolist(), rows.vectors, rows.records, strict=True):
                     copy.write_row([number, vector, *(record.get(name) for name in names)])
             for codes in self._columns(connection, table, CODES, ENCODER):
-                connection.execute(_without_changed_codes(self._table(table), sql.Identifier(codes), own))
-            kept = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
+                connection.execute(_clear_changed_codes(self._table(table), sql.Identifier(codes), own))
+            keep_vector = sql.SQL("{0} = CASE WHEN stored.{1} = excluded.{1} THEN stored.{0} END")
             for name in set(self._columns(connection, table, VECTOR, GENERATION)) - {self._vectors}:
-                values.append(kept.format(sql.Identifier(name), own))
+                values.append(keep_vector.format(sql.Identifier(name), own))
             insert = "INSERT INTO {} AS stored ({}) SELECT {} FROM vicinal_rows ON CONFLICT (id) DO UPDATE SET {}"
             connection.execute(sql.SQL(insert).format(self._table(table), listed, listed, sql.SQL(", ").join(values)))
             connection.execute("DROP TABLE vicinal_rows")  # the transaction may go on with other rows
@@ -409,7 +409,7 @@ class PostgresEngine(RemoteEngine):
 
     def fetch(self, table: str, ids: Integers, kinds: Kinds, vectors: bool) -> Rows:
         query = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%(ids)s) {}").format(
-            self._selected(kinds, vectors), self._table(table), self._known(vectors)
+            self._select_list(kinds, vectors), self._table(table), self._has_vector_clause(vectors)
         )
         with self._connections.take() as connection:
             return _rows(connection.execute(query, {"ids": ids.tolist()}).fetchall(), kinds, vectors)
@@ -417,9 +417,9 @@ class PostgresEngine(RemoteEngine):
     def page(
         self, table: str, after: int, limit: int, where: SQLFilter | None, kinds: Kinds | None, vectors: bool
     ) -> Rows:
-        where, known = where or EVERY_ROW, self._known(vectors)
+        where, known = where or EVERY_ROW, self._has_vector_clause(vectors)
         query = sql.SQL("SELECT {} FROM {} WHERE id > %(after)s AND {} {} ORDER BY id LIMIT %(limit)s").format(
-            self._selected(kinds or {}, vectors), self._table(table), sql.SQL(where.text), known
+            self._select_list(kinds or {}, vectors), self._table(table), sql.SQL(where.text), known
         )
         with self._connections.take() as connection:
             found = connection.execute(query, {"after": after, "limit": limit, **where.parameters}).fetchall()
@@ -445,8 +445,10 @@ class PostgresEngine(RemoteEngine):
             found = self._nearest(connection, table, queries, k, where or EVERY_ROW, facts["kind"], facts)
             missing = [row for row, each in enumerate(found) if len(each) < k] if facts["kind"] != "exact" else []
             if missing:
-                again = self._nearest(connection, table, queries[missing], k, where or EVERY_ROW, "exact", facts)
-                for row, each in zip(missing, again, strict=True):
+                exact_matches = self._nearest(
+                    connection, table, queries[missing], k, where or EVERY_ROW, "exact", facts
+                )
+                for row, each in zip(missing, exact_matches, strict=True):
                     found[row] = each
         return sorted_neighbors(found, k)
 
@@ -523,7 +525,7 @@ class PostgresEngine(RemoteEngine):
             )
         limit = {"exact": MAX_DIM, "hnsw": MAX_HALF_DIM, "binary": min(MAX_DIM, MAX_BIT_DIM)}[kind]
         if dim > limit:
-            raise InputError(f"pgvector has {kind} indexes of up to {limit:,} dimensions, not {dim:,}; use --dim")
+            raise InputError(f"pgvector supports {kind} indexes of up to {limit:,} dimensions, not {dim:,}; use --dim")
 
     def check_records(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -533,11 +535,11 @@ class PostgresEngine(RemoteEngine):
 
     # names
 
-    def _selected(self, kinds: Kinds, vectors: bool) -> sql.Composable:
+    def _select_list(self, kinds: Kinds, vectors: bool) -> sql.Composable:
         last = [sql.Identifier(self._vectors)] if vectors else []
         return sql.SQL(", ").join([sql.Identifier("id"), *map(column_name, kinds), *last])
 
-    def _known(self, vectors: bool) -> sql.Composable:
+    def _has_vector_clause(self, vectors: bool) -> sql.Composable:
         """The condition that a row has a vector, if that is asked for."""
         return sql.SQL("AND {} IS NOT NULL" if vectors else "").format(sql.Identifier(self._vectors))
 
@@ -558,16 +560,18 @@ class PostgresEngine(RemoteEngine):
         return bool(connection.execute(query).fetchone()[0])
 
 
-def _without_changed_codes(table: sql.Identifier, codes: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
+def _clear_changed_codes(table: sql.Identifier, codes: sql.Identifier, vectors: sql.Identifier) -> sql.Composable:
     """Delete the local features of the rows that get another vector, since their image has changed."""
     return sql.SQL(
         "UPDATE {0} SET {1} = NULL FROM vicinal_rows WHERE {0}.id = vicinal_rows.id AND {0}.{2} <> vicinal_rows.{2}"
     ).format(table, codes, vectors)
 
 
-def _rows(found: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:
+def _rows(results: Sequence[Sequence[Any]], kinds: Kinds, vectors: bool) -> Rows:
     names = list(kinds)
-    records = [{name: value for name, value in zip(names, row[1:], strict=False) if value is not None} for row in found]
-    arrays = np.array([row[-1].to_numpy() for row in found], np.float32) if vectors and len(found) else None
-    ids = np.array([row[0] for row in found], dtype=np.int64)
+    records = [
+        {name: value for name, value in zip(names, row[1:], strict=False) if value is not None} for row in results
+    ]
+    arrays = np.array([row[-1].to_numpy() for row in results], np.float32) if vectors and len(results) else None
+    ids = np.array([row[0] for row in results], dtype=np.int64)
     return Rows(ids, records, arrays if arrays is not None or not vectors else np.empty((0, 0), np.float32))

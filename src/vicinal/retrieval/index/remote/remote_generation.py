@@ -55,9 +55,9 @@ class RemoteGeneration:
 
     def _drop_others(self, *keep: Mapping[str, Any]) -> None:
         """Drop the vectors and local features of all generations but this one and those of some facts."""
-        kept = [self.facts, *keep]
-        self._call(self._engine.drop_generations, {each.get("generation") for each in kept})
-        if local := [each["local_features"] for each in kept if each.get("local_features")]:
+        kept_facts = [self.facts, *keep]
+        self._call(self._engine.drop_generations, {each.get("generation") for each in kept_facts})
+        if local := [each["local_features"] for each in kept_facts if each.get("local_features")]:
             self._call(self._engine.drop_codes, {each.get("encoder") for each in local})
 
     def missing(self) -> Iterator[tuple[Integers, list[str]]]:

@@ -17,7 +17,7 @@ from vicinal.data.column_kinds import Kinds
 from vicinal.data.moved import MAX_PROBES, moved_path
 from vicinal.data.table import Table
 from vicinal.models.refiner import ContextRefiner
-from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, invalid_k
+from vicinal.retrieval.index.interface import ImageIndex, checked_ids, checked_vectors, invalid_k_error
 from vicinal.retrieval.index.kinds import Kind
 from vicinal.retrieval.index.metadata import MAX_ID, Metadata, frame_of_records, parse_index_condition
 from vicinal.retrieval.index.remote.engine_url import EngineURL
@@ -104,10 +104,10 @@ class RemoteIndex(ImageIndex):
             raise InputError("query_ids are for the refinement of queries; this index is not refined")
         if not (is_integer(k) and 1 <= k <= self._engine.max_k):
             raise InputError(f"k = {k} is invalid in {self._engine.name}; use 1 to {self._engine.max_k:,}")
-        vectors, selected = queries.block(0, len(queries)).cpu().numpy(), self._filter_of(among)
+        vectors, selected = queries.block(0, len(queries)).cpu().numpy(), self._engine_filter(among)
         found: Neighbors = self._table.call(self._engine.search, vectors, int(k), selected, self._settings)
         if (found.ids < 0).any() and (available := self.count(among, at_most=k)) < k:
-            raise invalid_k(k, available, among is not None)
+            raise invalid_k_error(k, available, among is not None)
         return found
 
     def select(self, condition: str | None) -> Selection | None:
@@ -118,7 +118,7 @@ class RemoteIndex(ImageIndex):
         return Selection(self._engine.call(self._engine.filter, tree, kinds, condition))
 
     def count(self, among: Any = None, at_most: int | None = None) -> int:
-        return int(self._table.call(self._engine.count, self._filter_of(among), at_most))
+        return int(self._table.call(self._engine.count, self._engine_filter(among), at_most))
 
     def where(self, condition: str) -> Integers:
         return self._ids_of(self.select(condition))
@@ -129,19 +129,19 @@ class RemoteIndex(ImageIndex):
         other._excluded = number
         return other
 
-    def _filter_of(self, among: Any) -> Any:
+    def _engine_filter(self, among: Any) -> Any:
         if among is None or isinstance(among, Selection):
-            found = None if among is None else among.filter
+            where = None if among is None else among.filter
         else:
-            found = self._engine.id_filter(checked_ids(among))
-        return found if self._excluded is None else self._engine.exclude(found, self._excluded)
+            where = self._engine.id_filter(checked_ids(among))
+        return where if self._excluded is None else self._engine.exclude(where, self._excluded)
 
     # rows
 
     def lookup(self, ids: npt.ArrayLike, skip_unknown: bool = False) -> pd.DataFrame:
         given = checked_ids(ids)
         given = given[np.isin(given, self.present(given))] if skip_unknown else given
-        return frame_of_records(given, self._table.rows_of(given).records, self.column_kinds)
+        return frame_of_records(given, self._table.lookup(given).records, self.column_kinds)
 
     def present(self, ids: npt.ArrayLike) -> Integers:
         wanted = np.unique(checked_ids(ids))
@@ -171,13 +171,13 @@ class RemoteIndex(ImageIndex):
 
     def sample_ids(self, number: int, generator: np.random.Generator) -> Integers:
         """Return the ids of images that follow a random number; ids do not depend on the content of images."""
-        chosen = np.empty(0, np.int64)
+        sampled = np.empty(0, np.int64)
         for after in (int(generator.integers(0, MAX_ID)), -1):
             for rows in self._pages(None, None, after=after):
-                chosen = np.union1d(chosen, rows.ids[: number - len(chosen)])
-                if len(chosen) >= number:
-                    return chosen
-        return chosen
+                sampled = np.union1d(sampled, rows.ids[: number - len(sampled)])
+                if len(sampled) >= number:
+                    return sampled
+        return sampled
 
     def local_codes(self, ids: Integers) -> dict[int, bytes]:
         if self.local_settings is None or not len(ids):
@@ -199,7 +199,7 @@ class RemoteIndex(ImageIndex):
 
     def vectors_of(self, ids: Integers) -> Floats:
         check_memory(4 * self.dim * len(ids), f"the vectors of {self.url}")
-        vectors = self._table.rows_of(checked_ids(ids), vectors=True).vectors
+        vectors = self._table.lookup(checked_ids(ids), vectors=True).vectors
         assert vectors is not None
         return vectors
 
@@ -235,7 +235,7 @@ class RemoteIndex(ImageIndex):
     def _pages(
         self, selected: Selection | None, kinds: Kinds | None, vectors: bool = False, after: int = -1
     ) -> Iterator[Rows]:
-        return self._table.pages(self._filter_of(selected), kinds, vectors, after)
+        return self._table.pages(self._engine_filter(selected), kinds, vectors, after)
 
     # making and opening
 
@@ -317,9 +317,9 @@ class RemoteIndex(ImageIndex):
             with engine.only_one(engine.url.table):
                 if engine.call(engine.read_facts, engine.url.table) is not None and not overwrite:
                     raise IndexExistsError(engine.url)
-                index, goes_on = cls._begun(engine, facts)
-                ids = index._table.write(unit, table, skip_equal=goes_on)
-                if goes_on:
+                index, is_resumed = cls._begin_build(engine, facts)
+                ids = index._table.write(unit, table, skip_equal=is_resumed)
+                if is_resumed:
                     index._table.delete_others(ids)
                 index._table.call(engine.finish, unit.dim, chosen)
                 engine.call(engine.replace, engine.url.table, index._table.name)
@@ -328,19 +328,19 @@ class RemoteIndex(ImageIndex):
             return index
 
     @classmethod
-    def _begun(cls, engine: RemoteEngine, facts: dict[str, Any]) -> tuple[RemoteIndex, bool]:
+    def _begin_build(cls, engine: RemoteEngine, facts: dict[str, Any]) -> tuple[RemoteIndex, bool]:
         """An index to be built, and whether an interrupted call with the same facts began to build it."""
         table = engine.url.table + UNFINISHED
-        before = engine.call(engine.read_facts, table)
-        goes_on = before is not None and {**before, "columns": {}} == facts
-        if not goes_on and before is not None:
+        old_facts = engine.call(engine.read_facts, table)
+        is_resumed = old_facts is not None and {**old_facts, "columns": {}} == facts
+        if not is_resumed and old_facts is not None:
             engine.call(engine.drop, table)
         engine.call(engine.create, table, facts["dim"], facts["kind"])
-        if not goes_on:
+        if not is_resumed:
             engine.call(engine.write_facts, table, facts)
-        index = cls(engine, before if before is not None and goes_on else facts)
+        index = cls(engine, old_facts if old_facts is not None and is_resumed else facts)
         index._table.name = table
-        return index, goes_on
+        return index, is_resumed
 
     def follow(self, facts: Mapping[str, Any]) -> None:
         """Search and write another generation from now on, by the facts of the index; no thread writes meanwhile."""
@@ -394,12 +394,12 @@ class RemoteIndex(ImageIndex):
     def _update(self, ids: Integers, table: Table) -> None:
         size = batch_rows(self.dim)
         for start in range(0, len(ids), size):
-            part = ids[start : start + size]
-            stored = self._table.rows_of(part, vectors=True)
+            batch_ids = ids[start : start + size]
+            stored = self._table.lookup(batch_ids, vectors=True)
             assert stored.vectors is not None
-            rows = table.take(np.arange(start, start + len(part)))
-            new_ids = self._table.write(UnitVectors(stored.vectors, "stored vector"), rows, old_ids=part)
-            self.delete(part[~np.isin(part, new_ids)])
+            rows = table.take(np.arange(start, start + len(batch_ids)))
+            new_ids = self._table.write(UnitVectors(stored.vectors, "stored vector"), rows, old_ids=batch_ids)
+            self.delete(batch_ids[~np.isin(batch_ids, new_ids)])
 
     def _some_paths(self) -> list[str]:
         first = self._table.call(self._engine.page, -1, MAX_PROBES, None, self.column_kinds, False)

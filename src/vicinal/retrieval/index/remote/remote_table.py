@@ -18,8 +18,8 @@ from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds, merged_kinds
 from vicinal.data.columns import image_keys
 from vicinal.data.condition_syntax import Column, Comparison, Or
 from vicinal.data.table import Table
-from vicinal.retrieval.index.interface import unknown_id
-from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, payload_of
+from vicinal.retrieval.index.interface import unknown_id_error
+from vicinal.retrieval.index.metadata import MAX_ID, Record, converted_record, frame_of_table, kinds_and_records
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import RemoteEngine, Rows, StaleGenerationError, batch_rows
 from vicinal.retrieval.scores import UnitVectors
@@ -30,7 +30,7 @@ from vicinal.utils.errors import EngineRefusedError, EngineUnavailableError, Inp
 FORMAT, VERSION = "vicinal-index", 1  # of the facts
 REFRESH_SECONDS = 5.0  # after which another process may have added columns
 UNFINISHED = "_building"  # the end of the name of a table until it has all rows
-CONTINUE = "repeat the call, it goes on from there: images written before stay, and nothing is written twice"
+CONTINUE = "repeat the call to continue from there: written images stay, and nothing is written twice"
 
 
 class RemoteFacts:
@@ -72,7 +72,7 @@ class RemoteFacts:
 
     def _accept_same(self, values: Mapping[str, Any] | None) -> None:
         if values is None:
-            raise EngineRefusedError(f"{self._url}: the index is not there any more")
+            raise EngineRefusedError(f"{self._url}: the index no longer exists")
         if values.get("generation") != self.values.get("generation"):
             raise StaleGenerationError(self._url)
         self.accept(values)
@@ -137,16 +137,16 @@ class RemoteTable:
         for start in range(0, len(ids), size):
             yield self.call(self.engine.fetch, ids[start : start + size], kinds, vectors)
 
-    def rows_of(self, ids: Integers, vectors: bool = False) -> Rows:
+    def lookup(self, ids: Integers, vectors: bool = False) -> Rows:
         """The rows of some ids, in their order; an unknown id raises InputError."""
-        wanted = np.unique(ids)
-        fetched = self.fetched(wanted, self.facts.kinds, vectors)
-        found = Rows.joined(fetched, self.dim if vectors else None)
-        if len(found) < len(wanted):
-            missing = wanted[~np.isin(wanted, found.ids)][0]
-            raise unknown_id(missing)
-        order = np.argsort(found.ids)
-        return found.subset(order[np.searchsorted(found.ids[order], ids)])
+        unique_ids = np.unique(ids)
+        fetched = self.fetched(unique_ids, self.facts.kinds, vectors)
+        rows = Rows.joined(fetched, self.dim if vectors else None)
+        if len(rows) < len(unique_ids):
+            missing = unique_ids[~np.isin(unique_ids, rows.ids)][0]
+            raise unknown_id_error(missing)
+        order = np.argsort(rows.ids)
+        return rows.subset(order[np.searchsorted(rows.ids[order], ids)])
 
     # writing
 
@@ -155,7 +155,7 @@ class RemoteTable:
     ) -> Integers:
         """Write rows, and return their ids; those without a path keep their old ids, if they have any."""
         frame = frame_of_table(table)
-        new_kinds, records = payload_of(frame)
+        new_kinds, records = kinds_and_records(frame)
         self.engine.check_records(records)
         kinds = self.extend_columns(new_kinds)
         records = [converted_record(record, kinds) for record in records]
@@ -168,34 +168,36 @@ class RemoteTable:
         if old_ids is not None:
             ids = np.where(frame["path"].notna(), ids, old_ids) if "path" in frame else old_ids
         _check_distinct(ids, frame)
-        last = {number: row for row, number in enumerate(ids.tolist())}
-        chosen = np.array(sorted(last.values()), dtype=np.int64)
-        for start in range(0, len(chosen), size):
-            rows = chosen[start : start + size]
+        last_rows = {number: row for row, number in enumerate(ids.tolist())}
+        written_rows = np.array(sorted(last_rows.values()), dtype=np.int64)
+        for start in range(0, len(written_rows), size):
+            rows = written_rows[start : start + size]
             vectors = unit.take(rows).cpu().numpy()
             batch = Rows(ids[rows], [records[row] for row in rows.tolist()], vectors)
             try:
-                batch = self._different(batch, kinds) if skip_equal else batch
+                batch = self._changed_rows(batch, kinds) if skip_equal else batch
                 if len(batch):
                     self.call(self.engine.write, batch, kinds)
             except EngineUnavailableError as error:
-                message = f"{error.strerror}; {start:,} of {len(chosen):,} images were written before: {CONTINUE}"
+                message = f"{error.strerror}; {start:,} of {len(written_rows):,} images were written before: {CONTINUE}"
                 raise EngineUnavailableError(self.engine.url, message) from None
-            if len(chosen) > size:
-                log(f"{self.engine.url}: wrote {min(start + size, len(chosen)):,} of {len(chosen):,} images")
+            if len(written_rows) > size:
+                log(
+                    f"{self.engine.url}: wrote {min(start + size, len(written_rows)):,} of {len(written_rows):,} images"
+                )
         return ids
 
-    def _different(self, batch: Rows, kinds: Kinds) -> Rows:
+    def _changed_rows(self, batch: Rows, kinds: Kinds) -> Rows:
         """The rows of a batch that are not in the table, or are different there."""
         stored = self.call(self.engine.fetch, batch.ids, kinds, True)
-        known = {number: row for row, number in enumerate(stored.ids.tolist())}
+        row_by_id = {number: row for row, number in enumerate(stored.ids.tolist())}
         assert batch.vectors is not None
         keep = [
             row
             for row, number in enumerate(batch.ids.tolist())
-            if number not in known
-            or stored.records[known[number]] != batch.records[row]
-            or not np.array_equal(stored.vectors[known[number]], batch.vectors[row])
+            if number not in row_by_id
+            or stored.records[row_by_id[number]] != batch.records[row]
+            or not np.array_equal(stored.vectors[row_by_id[number]], batch.vectors[row])
         ]
         return batch.subset(np.array(keep, dtype=np.int64))
 
@@ -226,8 +228,8 @@ class RemoteTable:
 
     def _check_exact(self, column: str, kinds: Kinds) -> None:
         """Raise InputError if a column has integers that would be rounded as floats."""
-        sides = (Comparison(Column(column), ">", MAX_EXACT), Comparison(Column(column), "<", -MAX_EXACT))
-        if self.call(self.engine.count, self.engine.filter(Or(sides), kinds, column), 1):
+        bounds = (Comparison(Column(column), ">", MAX_EXACT), Comparison(Column(column), "<", -MAX_EXACT))
+        if self.call(self.engine.count, self.engine.filter(Or(bounds), kinds, column), 1):
             raise rounded_integers(column)
 
     def delete(self, ids: Integers) -> None:
@@ -252,16 +254,16 @@ def derived_ids(frame: pd.DataFrame, vectors: Floats, records: Sequence[Record],
         text = json.dumps(records[row], sort_keys=True).encode() + b"\0" + vectors[row].tobytes()
         content = hashlib.blake2b(text).digest()
         times[content] = times.get(content, -1) + 1
-        ids[row] = _number(content + str(times[content]).encode())
+        ids[row] = _hash_id(content + str(times[content]).encode())
     return ids
 
 
 def id_of_key(key: str) -> int:
     """The id of an image by its key, see :func:`vicinal.data.columns.image_keys`."""
-    return _number(b"image\0" + key.encode("utf-8", "surrogatepass"))
+    return _hash_id(b"image\0" + key.encode("utf-8", "surrogatepass"))
 
 
-def _number(content: bytes) -> int:
+def _hash_id(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") & MAX_ID
 
 
@@ -270,8 +272,8 @@ def _check_distinct(ids: Integers, frame: pd.DataFrame) -> None:
     if "path" not in frame:
         return
     order = np.argsort(ids, kind="stable")
-    same = np.flatnonzero(np.diff(ids[order]) == 0)
+    duplicates = np.flatnonzero(np.diff(ids[order]) == 0)
     paths = frame["path"].to_numpy(dtype=object)
-    for first, second in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
+    for first, second in zip(order[duplicates].tolist(), order[duplicates + 1].tolist(), strict=True):
         if paths[first] != paths[second]:
             raise InputError(f"{paths[first]} and {paths[second]} have the same id by chance; rename one of them")
