@@ -68,31 +68,27 @@ class Runs:
     def make(self, jobs: int) -> None:
         """Train the missing models."""
         self.start.pretrain()
-        for name in self.question.methods:
-            self._tune(name, jobs)
+        for method in self.question.methods:
+            tuner, name = self._tuner(method)
+            tuner._tune(name, jobs)
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(self._train, self._missing()))
 
     def tuned(self, method: str) -> Settings:
         """The best settings found for a method; those found by another question where it says so."""
-        tuned_as = self.question.methods[method].tuned_as
-        if tuned_as is not None:
-            other, name = self._other(tuned_as)
-            return other.tuned(name or method)
-        path = self._tuned_file(method)
+        tuner, name = self._tuner(method)
+        path = tuner._tuned_file(name)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    def _other(self, tuned_as: str) -> tuple[Runs, str]:
-        """The question whose tuned settings a method takes, and the name of the method there; empty: the same."""
+    def _tuner(self, method: str) -> tuple[Runs, str]:
+        """The runs of the question that tunes a method, this one or another, and the name of the method there."""
+        tuned_as = self.question.methods[method].tuned_as
+        if tuned_as is None:
+            return self, method
         question, _, name = tuned_as.partition("/")
-        return Runs(Question.read(question, self.question.dataset), self.start.root, self.out), name
+        return Runs(Question.read(question, self.question.dataset), self.start.root, self.out), name or method
 
     def _tune(self, method: str, jobs: int) -> None:
-        tuned_as = self.question.methods[method].tuned_as
-        if tuned_as is not None:
-            other, name = self._other(tuned_as)
-            other._tune(name or method, jobs)
-            return
         search, path = self.question.methods[method].search, self._tuned_file(method)
         if not search or path.exists():
             return

@@ -6,13 +6,8 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vicinal.utils.errors import InputError
-
-if TYPE_CHECKING:
-    pass
-
 
 KEYS = ("paper", "row", "command", "evaluate", "cost", "expected", "follows")
 START = """\

@@ -271,7 +271,7 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
         inputs.use_flags_of_index(arguments, index.made_with, [])
     if getattr(arguments, "model", None) is None:
         log(f"{arguments.index} does not say which model made its embeddings, so queries must be vectors or ids; "
-            "--model accepts images")  # fmt: skip
+            "with --model, images too")  # fmt: skip
         return None
     embedder = _embedder_of(arguments)
     index.check_model(embedder.fingerprint, inputs.made_with(arguments, str(arguments.index)))

@@ -44,7 +44,7 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
 
     Returns:
         `mAP@100`, or `private/mAP@100` and `public/mAP@100`. `num_ties` counts the first k only; ranks beyond are not
-        computed, so that there are no ranks of first positives.
+        computed, so ranks of first positives are not available.
 
     Raises:
         InputError: numbers of rows differ, a missing column, a query without positives, or a positive outside of the

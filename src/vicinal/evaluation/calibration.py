@@ -123,7 +123,7 @@ def _check_settings(rate: float, unknown_fraction: float, threshold_by: str, res
 
 
 def _check_classes(scores: OpenSetScores) -> int:
-    """Check that there are enough classes, and return the number of classes of the unknown queries."""
+    """Check the number of classes, and return that of the unknown queries."""
     num_classes = len(np.unique(scores.unknown_classes))
     if num_classes < MIN_CLASSES or len(np.unique(scores.known_classes)) < 2:
         raise InputError(

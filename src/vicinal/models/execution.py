@@ -66,7 +66,7 @@ def check_buffers(what: str, network: nn.Module) -> None:
 
 
 def check_network_memory(what: str, network: nn.Module) -> None:
-    """Check that there is memory for a network which was built on the meta device."""
+    """Check that memory suffices for a network which was built on the meta device."""
     check_memory(sum(_num_bytes(network)), what)
 
 

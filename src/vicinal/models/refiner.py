@@ -219,7 +219,7 @@ class ContextRefiner(SavedModel):
         return [cast(ContextBlock, self.blocks[0 if self.tie_weights else number]) for number in range(depth)]
 
     def check_depth(self, depth: int) -> None:
-        """Check that there are at least `depth` blocks."""
+        """Check that the refiner has at least `depth` blocks."""
         if not is_integer(depth) or not 0 <= depth <= self.depth:
             raise InputError(f"ContextRefiner: depth = {depth} is out of range; use 0 to {self.depth}")
 

@@ -13,7 +13,7 @@ from vicinal.utils.errors import InputError
 class Exclusions:
     """The gallery vectors that are excluded from each query's results.
 
-    `exclude_self`, int64 [q], is the gallery row that is the query itself, -1 for none; a group of -1 is no group.
+    `exclude_self`, int64 [q], is the gallery row that is the query itself, -1 for none; -1 as a group stands for none.
     """
 
     def __init__(

@@ -168,7 +168,7 @@ class PairSource:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no anchor or no reference."""
+        """Whether anchors or references are missing."""
         return 0 in self.shape
 
     @property

@@ -196,7 +196,7 @@ def create_precision(settings: BaseSettings) -> Precision:
 
 
 def create_fabric(settings: BaseSettings, precision: Precision, find_unused_parameters: bool = False) -> Fabric:
-    """Create Fabric for the devices and processes of the settings; raise InputError if that is impossible."""
+    """Create Fabric for the devices and processes of the settings; raise InputError if Fabric cannot be created."""
     launch = settings.launch
     devices, num_nodes = launch.processes_per_node, launch.num_nodes
     if launch.launcher is None and settings.num_processes > 1:
