@@ -20,7 +20,7 @@ MAX_DENSITY_IMAGES = 20_000  # of HDBSCAN, whose time grows with the square of t
 IMAGES_PER_CLUSTER = 50  # of k-means, where no number is given
 MAX_LABEL_FRACTION = 0.5
 MAX_MAP_IMAGES = 2000
-MIN_IMAGES = 5
+MIN_IMAGES = 5  # of a map
 PERPLEXITY = 30.0
 PCA_COMPONENTS = 50  # before t-SNE, which is faster for it and changes little
 

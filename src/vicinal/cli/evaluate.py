@@ -18,7 +18,7 @@ from vicinal.cli.flags import Arguments, Parser, add_settings, integer_from, pri
 from vicinal.utils.console import is_main_process, log
 from vicinal.utils.errors import InputError
 
-OTHERS = ("cross", "adapter", "tolerance", "compare", "average",
+NOT_FOR_PAIRS = ("cross", "adapter", "tolerance", "compare", "average",
           "images", "embeddings", "labels", "intervals", "per_query", "rerank", "refiner",
           "csv", "group_by", "clusters", "open_set", "known_fraction", "calibration", "hierarchy", "metrics",
           "recall_at", "protocol", "devices",
@@ -178,7 +178,7 @@ def _check_division(arguments: Arguments) -> None:
 
 def evaluate_pair_list(arguments: Arguments) -> None:
     """Evaluate the pairs of a list by the embeddings of one source, or of the listed images by a model."""
-    for name in OTHERS:
+    for name in NOT_FOR_PAIRS:
         if getattr(arguments, name, None) not in (None, False):
             raise InputError(f"--{name} is for rankings, not for --pairs; leave one of them out")
     if len(arguments.sources) > 1:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vicinal.workflows.local_features import LocalSearch
 
 DEFAULT_K = 10
-MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+SERVICE_MODULES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 NOT_ABOUT_MODELS = (
     "root", "path_column", "label_column", "labels", "where", "batch_size", "num_workers", "on_error"
 )  # fmt: skip
@@ -204,7 +204,7 @@ def serve(arguments: Arguments) -> None:
 
     _check_flags(arguments)
     limits = read_settings(Limits, arguments)
-    for module in MODULES + ("httpx",) * bool(arguments.allow_url):
+    for module in SERVICE_MODULES + ("httpx",) * bool(arguments.allow_url):
         import_extra(module, "serve", "vicinal serve")
     from vicinal.serving.security import access_for, read_token
 

@@ -22,7 +22,7 @@ from vicinal.utils.errors import InputError
 
 MAP_AT = 100
 COLUMNS = ("image_id", "positives", "is_query", "is_gallery")
-NUM_NEIGHBORS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
+NUM_NEIGHBORS = (1, 2, 3, 5, 7, 10, 15, 20, 50)  # and TEMPERATURES: the choices of the Met's k-NN classifier
 TEMPERATURES = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)
 MAX_COMPARED = 2**24  # pairs of neighbors that are compared at a time
 

@@ -20,13 +20,13 @@ NUM_CLASSES = 196
 LAST_TRAINING_CLASS = 98
 NAMES = ("cars", "cars196", "Cars196", "CARS196", "stanford_cars")
 FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class")
-HINT = (
+LAYOUTS_HINT = (
     "get car_ims with cars_annos.mat, or cars_train and cars_test with devkit and cars_test_annos_withlabels.mat, or "
     "car_data with names.csv, anno_train.csv and anno_test.csv, for example from Kaggle, and put them there"
 )
-LISTS = ("CARSN_train.csv", "datalist/CARSN_train.csv")
-IMAGES = "img_v3"
-PATH = re.compile(rf"(?:.*/)?{IMAGES}/([0-9]{{1,3}})/([^/]+)")
+NOISY_LISTS = ("CARSN_train.csv", "datalist/CARSN_train.csv")  # of Cars98N
+NOISY_IMAGES = "img_v3"
+NOISY_PATH = re.compile(rf"(?:.*/)?{NOISY_IMAGES}/([0-9]{{1,3}})/([^/]+)")
 
 
 def read_annotations(path: Path, image_field: str) -> list[Row]:
@@ -75,7 +75,7 @@ def cars(root: str | Path | None = None) -> Table:
     Raises:
         InputError: A file is missing, an annotation is not as published, or images are absent.
     """
-    folder, marker = find_folder(root, NAMES, tuple(LAYOUTS), HINT)
+    folder, marker = find_folder(root, NAMES, tuple(LAYOUTS), LAYOUTS_HINT)
     frame = LAYOUTS[marker](folder)
     splits = ["train" if label <= LAST_TRAINING_CLASS else "test" for label in frame["label"]]
     return check_complete("cars", Table(frame.assign(split=splits), folder), folder)
@@ -159,14 +159,14 @@ def cars98n(root: str | Path | None = None) -> Table:
         InputError: A file is missing, the list is not as published, or none of its images exists.
     """
     home = "https://github.com/alibaba-edu/Ranking-based-Instance-Selection"
-    hint = f"get the list from {home} and download the images to {IMAGES}/ as it says"
-    folder, found = find_folder(root, ("cars98n", "cars_noise"), LISTS, hint)
+    hint = f"get the list from {home} and download the images to {NOISY_IMAGES}/ as it says"
+    folder, found = find_folder(root, ("cars98n", "cars_noise"), NOISY_LISTS, hint)
     listed = _read(folder / found)
     check_counts("cars98n", Table(listed), folder / found)
-    existing = {str(path.relative_to(folder)) for path in (folder / IMAGES).glob("*/*")}
+    existing = {str(path.relative_to(folder)) for path in (folder / NOISY_IMAGES).glob("*/*")}
     training = listed[listed["path"].isin(existing)]
     if not len(training):
-        raise InputError(f"{folder}: none of the {len(listed):,} images of {found} is in {IMAGES}/; {hint}")
+        raise InputError(f"{folder}: none of the {len(listed):,} images of {found} is in {NOISY_IMAGES}/; {hint}")
     if len(training) < len(listed):
         log(f"{folder}: left out {len(listed) - len(training):,} of {len(listed):,} images whose files are missing")
     training = training.assign(path=[str(folder / path) for path in training["path"]])
@@ -177,15 +177,17 @@ def _read(path: Path) -> pd.DataFrame:
     paths, labels = [], []
     numbers: dict[str, str] = {}
     for line, (name, number) in read_list(path, (2,), separator=","):
-        match = PATH.fullmatch(name)
+        match = NOISY_PATH.fullmatch(name)
         if match is None:
-            raise InputError(f"{path}, line {line}: {name[:80]!r}; a line is .../{IMAGES}/<number>/<image>,<label>")
+            raise InputError(
+                f"{path}, line {line}: {name[:80]!r}; a line is .../{NOISY_IMAGES}/<number>/<image>,<label>"
+            )
         class_folder, file = match.groups()
         first = numbers.setdefault(class_folder, number)
         if first != number:
             raise InputError(
                 f"{path}, line {line}: the label {number} in the folder {class_folder}, whose label is {first}"
             )
-        paths.append(f"{IMAGES}/{class_folder}/{file}")
+        paths.append(f"{NOISY_IMAGES}/{class_folder}/{file}")
         labels.append(int(class_folder) + 1)
     return pd.DataFrame({"path": paths, "label": labels, "split": "train"})

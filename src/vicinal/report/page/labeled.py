@@ -63,12 +63,12 @@ from vicinal.utils.console import counted
 from vicinal.utils.files import write_bytes
 
 NUM_WORST, NUM_BEST, NUM_RANDOM = 12, 6, 6
-MAX_CLASSES = 200  # in the table
-MIN_CLASSES, NUM_BINS = 20, 20  # of a histogram
+MAX_CLASSES = 200  # in the table of the weakest
+MIN_CLASSES, NUM_BINS = 20, 20  # of the histogram of recall per class
 MAX_CONFUSIONS, MAX_EXAMPLES = 30, 12
-MAX_MATRIX_CLASSES = 16  # of a matrix
-TITLE = "Confusions between classes"
-NUM_VOTES, MIN_VOTES = 5, 3
+MAX_MATRIX_CLASSES = 16  # up to which confusions are drawn as a matrix
+CONFUSIONS_TITLE = "Confusions between classes"
+NUM_VOTES, MIN_VOTES = 5, 3  # of neighbors against a label
 MAX_ERRORS = 12
 
 
@@ -236,14 +236,16 @@ def confusions_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Sectio
     pairs = confusions(neighbors)
     lead = "The class of the nearest image where it differs from the query's. "
     if pairs.empty:
-        return section("confusions", TITLE, f"{lead}The nearest image of every query with positives is of its class.")
+        return section(
+            "confusions", CONFUSIONS_TITLE, f"{lead}The nearest image of every query with positives is of its class."
+        )
     queries = counted(len(neighbors.queries), "query", "queries")
     lead += f"This holds for {pairs['num_queries'].sum():,} of {queries} with positives, "
     lead += f"in {counted(len(pairs), 'pair')} of classes."
     has_matrix = len(frames.table.classes) <= MAX_MATRIX_CLASSES
     return section(
         "confusions",
-        TITLE,
+        CONFUSIONS_TITLE,
         lead,
         _matrix(confusion_matrix(neighbors)) if has_matrix else None,
         tall(_pairs_table(pairs.head(MAX_CONFUSIONS))),
