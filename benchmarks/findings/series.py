@@ -2,8 +2,8 @@
 
     python -m benchmarks.findings.series --root DATA --out RUNS
 
-DATA holds grocery.zip, RUNS the runs of `python -m benchmarks.pretrained grocery`. Across series, images of the query's
-product and series are neither right nor wrong; counted all, they are matches like others.
+DATA holds grocery.zip, RUNS the runs of `python -m benchmarks.findings losses --dataset grocery_imagenet`. Across
+series, images of the query's product and series are neither right nor wrong; counted all, they are matches like others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.pretrained import METHODS, Comparison, mean_evaluation
+from benchmarks.findings.question import Question
+from benchmarks.findings.runs import Runs
+from benchmarks.findings.tables import NOT_TRAINED, vectors_before, vectors_of
+from benchmarks.pretrained import mean_evaluation
 from benchmarks.table import percent_with_interval, print_machine
-from vicinal import Embedder, Table, evaluate
+from vicinal import Table, evaluate
 from vicinal.data import read_image
 from vicinal.evaluation import Evaluation, Resampling, compare_models
 from vicinal.utils.arrays import Floats
@@ -34,14 +37,13 @@ def color_histograms(table: Table) -> Floats:
     return np.stack(rows).astype(np.float32)
 
 
-def vectors_of(comparison: Comparison, test: Table) -> Iterator[tuple[str, list[Floats]]]:
+def vectors_of_seeds(runs: Runs, test: Table) -> Iterator[tuple[str, list[Floats]]]:
     """The vectors of each method, of each of its seeds."""
     yield "color histograms", [color_histograms(test)]
-    yield "zero-shot", [comparison.zero_shot().embed(test, progress=False)]
-    for method in METHODS:
-        models = [run.model for run in comparison.runs(method)]
-        if models:
-            yield method, [Embedder.from_pretrained(model).embed(test, progress=False) for model in models]
+    yield NOT_TRAINED, [vectors_before(runs, test)]
+    for method in runs.question.methods:
+        if done := runs.of(method, ""):
+            yield method, [vectors_of(run, test, "test") for run in done]
 
 
 def main() -> None:
@@ -50,11 +52,11 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder that holds grocery.zip")
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     arguments = parser.parse_args()
-    comparison = Comparison("grocery", arguments.root, arguments.out)
-    test = comparison.table.subset("test")
+    runs = Runs(Question.read("losses", "grocery_imagenet"), arguments.root, arguments.out)
+    test = runs.start.table.subset("test")
     tables = {"all images": Table(test.frame.drop(columns="group")), "across series": test}
     found: dict[str, dict[str, Evaluation]] = {name: {} for name in tables}
-    for method, vectors in vectors_of(comparison, test):
+    for method, vectors in vectors_of_seeds(runs, test):
         for name, table in tables.items():
             found[name][method] = mean_evaluation([evaluate(each, table) for each in vectors])
     print_machine()

@@ -13,6 +13,7 @@ from benchmarks.table import mean_and_deviation, percent_with_interval
 from vicinal import Embedder, Table, evaluate
 from vicinal.evaluation import Evaluation, Resampling, ResultsTable, compare_models
 from vicinal.report.plots import training_against_test
+from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
 
 METRICS = ("recall@1", "mAP@R")
@@ -32,11 +33,25 @@ def print_tables(runs: Runs) -> None:
 def evaluations(runs: Runs, condition: str, split: str) -> Found:
     """The scores of the finished runs of each method on the classes of a split."""
     found = {method: runs.of(method, condition) for method in runs.question.methods}
+    images = runs.start.table.subset(split)
     return {
-        method: [_evaluate(run, runs.start.table.subset(split), split) for run in done]
+        method: [evaluate(vectors_of(run, images, split), images) for run in done]
         for method, done in found.items()
         if done
     }
+
+
+def vectors_of(run: RunFolder, images: Table, split: str) -> Floats:
+    """The vectors of the images of a split by the model of a run, which keeps them."""
+    path = run.path / f"{split}.npy"
+    if not path.exists():
+        np.save(path, Embedder.from_pretrained(run.model).embed(images, progress=False))
+    return np.load(path)
+
+
+def vectors_before(runs: Runs, images: Table) -> Floats:
+    """The vectors of images by the features that all methods start from."""
+    return runs.start.zero_shot(runs.question.regime).embed(images, progress=False)
 
 
 def draw(runs: Runs, path: Path) -> None:
@@ -56,7 +71,7 @@ def _print_condition(runs: Runs, condition: str, found: Found) -> None:
     test = runs.start.table.subset(runs.question.split)
     reference = runs.question.reference if runs.question.reference in found else next(iter(found))
     means = {method: mean_evaluation(each) for method, each in found.items()}
-    means[NOT_TRAINED] = _not_trained(runs, test)
+    means[NOT_TRAINED] = evaluate(vectors_before(runs, test), test)
     own = {name: method.reference or reference for name, method in runs.question.methods.items()}
     results = {each: _compared(means, each, test) for each in {reference, *(own[name] for name in found)}}
     training = evaluations(runs, condition, "train") if runs.question.training_images else {}
@@ -89,19 +104,6 @@ def _print_overview(runs: Runs, found: dict[str, Found]) -> None:
         for method in runs.question.methods:
             cells = [_over_seeds(each.get(method, []), metric) for each in found.values()]
             print(f"| {method} | {' | '.join(cells)} |")
-
-
-def _evaluate(run: RunFolder, images: Table, split: str) -> Evaluation:
-    """The scores of a run; its vectors are kept."""
-    vectors = run.path / f"{split}.npy"
-    if not vectors.exists():
-        np.save(vectors, Embedder.from_pretrained(run.model).embed(images, progress=False))
-    return evaluate(np.load(vectors), images)
-
-
-def _not_trained(runs: Runs, test: Table) -> Evaluation:
-    """The scores of the features that all methods start from."""
-    return evaluate(runs.start.zero_shot(runs.question.regime).embed(test, progress=False), test)
 
 
 def _over_seeds(found: list[Evaluation], metric: str) -> str:
