@@ -51,7 +51,7 @@ def test_the_files_of_an_export(model: Embedder, onnx_file: Path, table: Table) 
     assert "| recall@1 |" in onnx_file.with_suffix(".parity.md").read_text()
     preprocessing = json.loads(onnx_file.with_suffix(".preprocessing.json").read_text())
     assert preprocessing["mean"] == list(model.transform.mean)
-    assert (preprocessing["size"], preprocessing["resize"]) == (32, 37)
+    assert (preprocessing["size"], preprocessing["resize"]) == (32, 40)
 
 
 def test_the_batch_is_free_and_nothing_tells_of_this_machine(model: Embedder, onnx_file: Path) -> None:

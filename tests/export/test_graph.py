@@ -55,7 +55,7 @@ def test_calibration_images_are_what_the_exported_model_will_get(
     (first, second) = _calibration_batches(graph, table)
     reader = OnnxEmbedder.__new__(OnnxEmbedder)
     transform = model.transform
-    reader.preprocessing = {**transform.to_dict(), "resize": 37, "input": input_, "layout": layout}
+    reader.preprocessing = {**transform.to_dict(), "resize": 40, "input": input_, "layout": layout}
     taken = []
     reader.infer = lambda inputs: taken.append(inputs) or np.full((len(inputs), 8), 8**-0.5, np.float32)
     reader.dim = 8

@@ -35,8 +35,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def reader(transform: ImageTransform) -> OnnxEmbedder:
     """What reads images for a model with this transform; there is no model."""
     made = OnnxEmbedder.__new__(OnnxEmbedder)
-    resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
-    made.preprocessing = {**transform.to_dict(), "fast": transform.fast, "resize": resize}
+    made.preprocessing = {**transform.to_dict(), "fast": transform.fast, "resize": transform.shorter_side}
     return made
 
 

@@ -10,6 +10,7 @@ from timm.models import get_pretrained_cfg
 from tests.conftest import ROOT
 from tests.refusals import refused_call
 from vicinal.models import INITIALIZATIONS, create_backbone, default_transform
+from vicinal.models.initializations import chosen_transform
 from vicinal.models.weight_files import read_weights
 
 
@@ -221,3 +222,8 @@ def test_the_table_of_the_guide_is_true():
     for row, each in zip(rows, INITIALIZATIONS.values(), strict=True):
         assert row[7].startswith(f"`{each.backbone}`")
         assert each.url is None or f"({each.url})" in row[7]
+
+
+def test_another_size_keeps_the_part_of_the_image_that_weights_were_tested_with() -> None:
+    found = chosen_transform({"size": 130, "flip": 0.0}, "efficientnet_lite2")
+    assert (found.size, found.resize, found.flip) == (130, 146, 0.0)

@@ -140,7 +140,7 @@ def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
     transform, settings = graph.model.transform, graph.settings
     used = ("size", "resize", "longest", "interpolation", "fast", "channels", "mean", "std")
     values = {name: getattr(transform, name) for name in used}
-    values["resize"] = round(transform.size / 0.875) if transform.resize is None else transform.resize
+    values["resize"] = transform.shorter_side
     return {
         "format": "vicinal-preprocessing",
         "version": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -104,8 +103,7 @@ def resized_transform(model: Embedder, size: int | None) -> ImageTransform:
     if takes_one_size(model.backbone):
         raise InputError(f"size is {size}, but {name} takes images of {transform.size} px only; leave it out")
     check_patches(model.backbone, name, size)
-    resize = None if transform.resize is None else max(size, round(transform.resize * size / transform.size))
-    return replace(transform, size=size, resize=resize)
+    return transform.at_size(size)
 
 
 def other_size(model: Embedder) -> tuple[int, int]:

@@ -69,8 +69,7 @@ def patch_transform(model: Embedder, size: int | None = None) -> ImageTransform:
             "model with backbone_args={'dynamic_img_size': True}, if this backbone supports it"
         )
     check_patches(model.backbone, name, side)
-    resize = None if transform.resize is None else max(side, round(transform.resize * side / transform.size))
-    return replace(transform, size=side, resize=resize, longest=None)
+    return replace(transform.at_size(side), longest=None)
 
 
 def _feature_map(model: Embedder, images: Tensor, layer: MapName) -> Tensor:

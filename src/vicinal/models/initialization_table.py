@@ -68,8 +68,8 @@ class Initialization:
 
     @property
     def transform(self) -> ImageTransform:
-        """The transform of the images; in tests the center of 224 of 256 pixels, as in the papers, or by `crop_pct`."""
-        resize = None if self.crop_pct == 0.875 else int(self.size / self.crop_pct)
+        """The transform of the images; in tests the center by `crop_pct`: 224 of 256 pixels, as in the papers."""
+        resize = int(self.size / self.crop_pct)
         return ImageTransform(self.size, resize, interpolation=self.interpolation, mean=self.mean, std=self.std)
 
 

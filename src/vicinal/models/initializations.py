@@ -175,7 +175,8 @@ def chosen_transform(transform: object, name: str) -> ImageTransform:
     """The transform that was given, or that of a backbone's weights; a mapping changes some of its settings."""
     if transform is None or isinstance(transform, Mapping):
         try:
-            return replace(default_transform(name), **(transform or {}))
+            settings, weights = dict(transform or {}), default_transform(name)
+            return replace(weights.at_size(settings.pop("size", weights.size)), **settings)
         except TypeError as error:
             raise InputError(f"transform: {one_line(error).rpartition(') ')[2]}") from None
     if not isinstance(transform, ImageTransform):

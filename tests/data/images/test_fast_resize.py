@@ -20,7 +20,7 @@ from vicinal.data.images.image_ops import resized_crop
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import seeded
 
-GRAY_LEVELS = ImageTransform(size=64, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+GRAY_LEVELS = ImageTransform(size=64, resize=73, mean=(0.0,) * 3, std=(1 / 255,) * 3)
 UNREDUCED, SMALL, LARGE = (100, 75), (403, 301), (1207, 901)  # reduced by 1, by 2 and by 4 in tests
 
 
@@ -111,7 +111,7 @@ def test_a_jpeg_is_decoded_as_small_as_leaves_twice_the_pixels(tmp_path: Path, m
     path = jpeg(tmp_path, smooth(*LARGE))
     whole = {"scale": (1.0, 1.0), "ratio": (1207 / 901, 1207 / 901)}
     for transform, view, expected in (
-        (GRAY_LEVELS, "test", (302, 226)),  # 64 / 0.875 = 73; 901 / 4 > 2 * 73
+        (GRAY_LEVELS, "test", (302, 226)),  # 901 / 4 > 2 * 73
         (ImageTransform(size=64, **whole), "train", (302, 226)),  # type: ignore[arg-type]
         (ImageTransform(size=32), "test", (151, 113)),
         (ImageTransform(size=224), "test", LARGE),

@@ -180,7 +180,7 @@ def _random_crop(transform: ImageTransform) -> nn.Module:
 
 
 def _center_crop(transform: ImageTransform) -> nn.Module:
-    resize = round(transform.size / 0.875) if transform.resize is None else transform.resize
+    resize = transform.shorter_side
     crop = ResizeCenterCrop(resize, transform.size, v2.InterpolationMode(transform.interpolation))
     if not transform.resizes_by_torch:
         return crop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vicinal.utils.errors import InputError
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 DEFAULT_SCALE, DEFAULT_RATIO = (0.5, 1.0), (3 / 4, 4 / 3)  # of training crops
+DEFAULT_CENTER = 0.8  # of the shorter side, in tests
 
 MAX_SIZE = 4_096
 """Largest side in pixels; then an image resized to it has at most 134 megapixels, whatever its aspect ratio."""
@@ -37,7 +38,7 @@ class ImageTransform:
 
     Args:
         size: side of the square, in pixels; at most 4,096.
-        resize: length of the shorter side before the center crop in tests; `size / 0.875` if None.
+        resize: length of the shorter side before the center crop in tests; `size / 0.8` if None.
         longest: largest length of the longer side of whole images, in pixels, at most 16,384; None: squares.
         scale: smallest and largest area of a training crop, as fractions of the image's area; None: 0.5 and 1.
             Not with `longest`.
@@ -122,6 +123,18 @@ class ImageTransform:
         """Whether crops are resized by torch; whole images and nearest neighbors are left to Pillow."""
         return self.fast and self.longest is None and self.interpolation != "nearest"
 
+    @property
+    def shorter_side(self) -> int:
+        """The length of the shorter side before the center crop in tests, in pixels."""
+        return round(self.size / DEFAULT_CENTER) if self.resize is None else self.resize
+
+    def at_size(self, size: int) -> ImageTransform:
+        """The transform to another size, in tests of the same part of an image."""
+        resized = replace(self, size=size, resize=None)
+        if self.resize is None:
+            return resized
+        return replace(resized, resize=max(size, round(self.resize * size / self.size)))
+
     def train(self) -> nn.Sequential:
         """The transform for training: PIL image -> float32 `[channels, size, size]`, random by torch's generator.
 
@@ -139,8 +152,9 @@ class ImageTransform:
         return build_test_transform(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as numbers, strings and lists, for JSON."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """The configuration as numbers, strings and lists, for JSON; a saved model keeps its part of the image."""
+        values = {**asdict(self), "resize": self.resize if self.longest else self.shorter_side}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ImageTransform:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.uint8]
 ZERO = 128  # the code of 0
-CENTER = 0.875  # of the shorter side, which a transform without `resize` crops
 MAX_FIT_IMAGES, MAX_FIT_PATCHES = 300, 50_000  # that a whitening is learned from
 SHRINKAGE = 1e-3  # of the whitening, so that few patches or flat directions do not matter
 
@@ -276,7 +275,7 @@ class LocalEncoder:
     def square(self) -> float:
         """The side of the square from the center that is divided into patches, as a fraction of the shorter side."""
         transform = patch_transform(self.model, self.size)
-        return transform.size / (transform.resize or round(transform.size / CENTER))
+        return transform.size / transform.shorter_side
 
     @property
     def shape(self) -> tuple[int, int]:
