@@ -68,7 +68,7 @@ class Initialization:
 
     @property
     def transform(self) -> ImageTransform:
-        """The transform of the images; in tests the center by `crop_pct`: 224 of 256 pixels, as in the papers."""
+        """The transform of the images; in tests the center by `crop_pct`, of most 224 of 256 pixels."""
         resize = int(self.size / self.crop_pct)
         return ImageTransform(self.size, resize, interpolation=self.interpolation, mean=self.mean, std=self.std)
 

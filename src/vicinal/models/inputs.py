@@ -135,7 +135,7 @@ def _check_paths(source: Any) -> None:
 
 def _dataset(source: Any, transform: ImageTransform) -> ImageDataset:
     if isinstance(source, ImageDataset):
-        if source.transform != transform:
+        if source.transform.to_dict() != transform.to_dict():  # a saved model states its default
             raise InputError("the dataset's transform is not the model's; make it with transform=model.transform")
         return source
     if not isinstance(source, Table):

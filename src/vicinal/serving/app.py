@@ -65,7 +65,7 @@ INFO = {
     "name": "gallery", "engine": "folder", "is_connected": True, "images": 1204, "dim": 512, "kind": "exact",
     "model": {"fingerprint": "8c1f0e6f2a7b9d34", "name": "run"}, "refiner": {"fingerprint": None},
     "calibration": {"score": "similarity", "threshold": 0.71},
-    "local": {"grid": [14, 14], "square": 0.875, "weight": 0.5},
+    "local": {"grid": [14, 14], "square": 0.8, "weight": 0.5},
     "columns": [{"name": "price", "type": "number", "values": None}], "limits": {"max_k": 1000},
     "can_write": True, "can_embed": True, "version": "0.1.0",
 }  # fmt: skip

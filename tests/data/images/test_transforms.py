@@ -82,8 +82,12 @@ def test_the_config_survives_json() -> None:
     again = ImageTransform.from_dict(json.loads(json.dumps(transform.to_dict())))
     assert again == replace(transform, resize=60)  # a later default does not change it
     assert again.mean == (0.449,)
-    whole = ImageTransform(longest=100)
-    assert ImageTransform.from_dict(whole.to_dict()) == whole
+
+
+def test_the_largest_images_are_not_resized_beyond_the_limit() -> None:
+    for transform in (ImageTransform(4096), ImageTransform(224, 256).at_size(4000)):
+        assert transform.shorter_side == 4096
+        assert ImageTransform.from_dict(transform.to_dict()).shorter_side == 4096
 
 
 def test_invalid_configs_name_the_key() -> None:

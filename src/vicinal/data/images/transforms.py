@@ -126,14 +126,14 @@ class ImageTransform:
     @property
     def shorter_side(self) -> int:
         """The length of the shorter side before the center crop in tests, in pixels."""
-        return round(self.size / DEFAULT_CENTER) if self.resize is None else self.resize
+        return min(round(self.size / DEFAULT_CENTER), MAX_SIZE) if self.resize is None else self.resize
 
     def at_size(self, size: int) -> ImageTransform:
         """The transform to another size, in tests of the same part of an image."""
         resized = replace(self, size=size, resize=None)
         if self.resize is None:
             return resized
-        return replace(resized, resize=max(size, round(self.resize * size / self.size)))
+        return replace(resized, resize=min(max(size, round(self.resize * size / self.size)), MAX_SIZE))
 
     def train(self) -> nn.Sequential:
         """The transform for training: PIL image -> float32 `[channels, size, size]`, random by torch's generator.
@@ -153,7 +153,7 @@ class ImageTransform:
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as numbers, strings and lists, for JSON; a saved model keeps its part of the image."""
-        values = {**asdict(self), "resize": self.resize if self.longest else self.shorter_side}
+        values = {**asdict(self), "resize": self.shorter_side}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     @classmethod
