@@ -41,7 +41,7 @@ CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"backbone": "os.system"}, "backbone: timm has no model"),
     ({"pooling": "gadget.Gadget"}, "is unknown; choose avg, max, gem"),
     ({"pooling": COMMAND}, "pooling is"),
-    ({"transform": {"size": 32, "interpolation": GADGET}}, "must be bicubic"),
+    ({"transform": {"interpolation": GADGET}}, "must be bicubic"),
     ({"transform": {**COMMAND, "size": 32}}, "unknown key 'class_path'"),
     ({"recipe": GADGET, "metrics": COMMAND}, None),  # never interpreted
     (args(pretrained_cfg={"url": "http://127.0.0.1:9/x.pth", "file": "gadget.pt"}), RESERVED),
