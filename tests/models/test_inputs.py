@@ -85,6 +85,8 @@ def test_other_things_are_refused():
 def test_a_dataset_of_another_transform_is_refused(paths):
     table = Table(pd.DataFrame({"path": [str(path) for path in paths]}))
     refused_call(r"transform=model\.transform", image_batches, ImageDataset(table, ImageTransform(size=8)), TRANSFORM)
+    loaded = ImageTransform.from_dict(TRANSFORM.to_dict())  # of a saved model, which states the default of `resize`
+    image_batches(ImageDataset(table, TRANSFORM), loaded)
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1.5])
