@@ -35,7 +35,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def reader(transform: ImageTransform) -> OnnxEmbedder:
     """What reads images for a model with this transform; there is no model."""
     made = OnnxEmbedder.__new__(OnnxEmbedder)
-    made.preprocessing = {**transform.to_dict(), "fast": transform.fast, "resize": transform.shorter_side}
+    made.preprocessing = transform.to_dict()
     return made
 
 

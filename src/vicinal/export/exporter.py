@@ -137,10 +137,8 @@ def _check(
 
 def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
     """The preprocessing of images for the exported model, and its output."""
-    transform, settings = graph.model.transform, graph.settings
+    transform, settings = graph.model.transform.to_dict(), graph.settings
     used = ("size", "resize", "longest", "interpolation", "fast", "channels", "mean", "std")
-    values = {name: getattr(transform, name) for name in used}
-    values["resize"] = transform.shorter_side
     return {
         "format": "vicinal-preprocessing",
         "version": 1,
@@ -151,7 +149,7 @@ def _preprocessing(graph: ExportGraph, fingerprint: str) -> dict[str, Any]:
         "input": settings.input,
         "layout": settings.layout,
         "dynamic_size": settings.dynamic_size,
-        **values,
+        **{name: transform[name] for name in used},
     }
 
 

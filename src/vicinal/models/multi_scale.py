@@ -130,7 +130,7 @@ def _whole_images(
     if isinstance(source, Tensor) or (isinstance(source, (list, tuple)) and any(isinstance(s, Tensor) for s in source)):
         raise InputError("max_size is for images that are read and transformed; tensors already have their size")
     transform = whole_image_transform(model.transform, max_size)
-    if isinstance(source, ImageDataset) and source.transform != transform:
+    if isinstance(source, ImageDataset) and source.transform.to_dict() != transform.to_dict():
         source = source.table  # the transform of the dataset would crop the center
     return image_batches(source, transform, batch_size=1, num_workers=num_workers, on_error=on_error)
 
