@@ -98,3 +98,16 @@ def test_a_batch_that_is_chosen_and_small_scales_the_default_rate_down(flags: tu
     recipe = Recipe.load(overrides=["--model.backbone=test_resnet", "--model.pretrained=false", *flags])
     assert recipe.fitted(table_of(*5 * [6])).settings.optimizer.lr == pytest.approx(rate, rel=1e-9)
     assert recipe.fitted(table_of(*40 * [6])).settings.optimizer.lr == (rate if flags else 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "flags", "rates"),
+    [
+        ("test_resnet", (), (2e-4, 3e-4)),
+        ("test_vit", (), (3e-5, 3e-5)),
+        ("test_resnet", ("--optimizer.lr=0.0002",), (2e-4, 2e-4)),
+    ],
+)
+def test_many_classes_raise_the_default_rate(backbone: str, flags: tuple[str, ...], rates: tuple[float, ...]) -> None:
+    recipe = Recipe.load(overrides=[f"--model.backbone={backbone}", "--model.pretrained=false", *flags])
+    assert tuple(recipe.fitted(table_of(*n * [6])).settings.optimizer.lr for n in (99, 100)) == rates

@@ -21,8 +21,9 @@ class OptimizerSettings:
 
     Args:
         name: sgd (with Nesterov momentum), adam or adamw.
-        lr: highest learning rate of the schedule; the default of `vicinal train` is that of batches of 128 images, and
-            is scaled down with a smaller batch that is not given.
+        lr: highest learning rate of the schedule; the default of `vicinal train` is that of batches of 128 images, is
+            scaled down with a smaller batch that is not given, and is 0.0003 for 100 or more classes (0.00003 for
+            vision transformers).
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
         loss_weight_decay: weight decay of the loss's parameters, such as class centers; null: `weight_decay`.
         momentum: momentum of sgd; 0 for none.

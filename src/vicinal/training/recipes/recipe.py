@@ -67,6 +67,9 @@ SMALL_BACKBONE = "mobilenetv4_conv_small"
 """The default backbone without a GPU: on a CPU it trains about ten times as fast as ResNet-50."""
 TRANSFORMER_LR = 3e-5
 """The default learning rate of vision transformers, as papers fine-tune them; that of other networks ruins them."""
+MANY_CLASSES = 100
+MANY_CLASSES_LR = 3e-4
+"""The default learning rate of other networks where they train on many classes (docs/findings/defaults.md)."""
 _NETWORK = {"backbone", "backbone_args", "head_whitening"}  # settings that name a network or suit only one
 
 
@@ -314,17 +317,19 @@ class Recipe(BaseRecipe):
         return defaults
 
     def _choose_settings(self, table: Table) -> dict[str, Any]:
-        """The batch, the learning rate of a smaller one, and the number of epochs where nothing limits the run.
+        """The batch, the learning rate, and the number of epochs where nothing limits the run.
 
         The default rate is that of a full batch. A smaller one scales it down (the linear scaling rule): a few images
-        would move the network too far.
+        would move the network too far. Many classes allow a higher one.
         """
         from vicinal.training.training_data import BATCH_SIZE, steps_per_epoch  # which reads recipes
 
         chosen = super()._choose_settings(table)
-        size = chosen.get("batch_size", BATCH_SIZE)
-        if size < BATCH_SIZE and "optimizer.lr" not in self.given:
-            chosen["optimizer"] = {"lr": self.settings.optimizer.lr * size / BATCH_SIZE}
+        has_many = len(table.classes) >= MANY_CLASSES and not embeds_patches(self.model["backbone"])
+        rate = MANY_CLASSES_LR if has_many else self.settings.optimizer.lr
+        rate *= min(1, chosen.get("batch_size", BATCH_SIZE) / BATCH_SIZE)
+        if "optimizer.lr" not in self.given and rate != self.settings.optimizer.lr:
+            chosen["optimizer"] = {"lr": rate}
         if self.settings.epochs is None and self.settings.max_steps is None:
             chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table))
         return chosen
