@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.findings.question import QUESTIONS, REGIMES, Question
 from benchmarks.findings.runs import Runs
-from benchmarks.findings.tables import draw, print_tables
+from benchmarks.findings.tables import print_tables
 from benchmarks.table import print_machine
 
 
@@ -37,9 +37,6 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
-    parser.add_argument(
-        "--figure", type=Path, help="draw test against training scores of the first question", metavar="PNG"
-    )
     arguments = parser.parse_args()
     questions = [
         Runs(Question.read(name, arguments.dataset), arguments.root, arguments.out) for name in arguments.questions
@@ -50,8 +47,6 @@ def main() -> None:
     print_machine()
     for runs in questions:
         print_tables(runs)
-    if arguments.figure:
-        draw(questions[0], arguments.figure)
 
 
 if __name__ == "__main__":

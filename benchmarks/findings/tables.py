@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 
 from benchmarks.findings.runs import Runs
 from benchmarks.pretrained import mean_evaluation
 from benchmarks.table import mean_and_deviation, percent_with_interval
 from vicinal import Embedder, Table, evaluate
 from vicinal.evaluation import Evaluation, Resampling, ResultsTable, compare_models
-from vicinal.report.plots import training_against_test
 from vicinal.utils.arrays import Floats
 from vicinal.utils.run_folder import RunFolder
 
@@ -52,17 +48,6 @@ def vectors_of(run: RunFolder, images: Table, split: str) -> Floats:
 def vectors_before(runs: Runs, images: Table) -> Floats:
     """The vectors of images by the features that all methods start from."""
     return runs.start.zero_shot(runs.question.regime).embed(images, progress=False)
-
-
-def draw(runs: Runs, path: Path) -> None:
-    """Draw recall@1 on test images against that on training images, a point for each run."""
-    train, test = evaluations(runs, "", "train"), evaluations(runs, "", runs.question.split)
-    rows = [
-        {"method": method, "train": on_train.metrics["recall@1"], "test": on_test.metrics["recall@1"]}
-        for method in test
-        for on_train, on_test in zip(train[method], test[method], strict=True)
-    ]
-    training_against_test(pd.DataFrame(rows), path)
 
 
 def _print_condition(runs: Runs, condition: str, found: Found) -> None:
