@@ -30,7 +30,6 @@ import torch
 
 from benchmarks.glyphs import glyphs
 from benchmarks.omniglot import RECIPE
-from benchmarks.omniglot_refiner import BASES
 from benchmarks.table import mean_and_deviation, print_machine
 from vicinal import ContextRefiner, Embedder, Table, load_table
 from vicinal.data import load_embeddings, save_embeddings
@@ -42,6 +41,11 @@ from vicinal.utils.files import write_bytes
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.refine import resume_refiner
 
+BASES = {  # settings over recipes/omniglot.yaml
+    "multi-similarity": ["--optimizer.lr=0.003"],
+    "margin": ["--loss=MarginLoss", "--optimizer.lr=0.003"],
+    "proxy-anchor": ["--loss=ProxyAnchorLoss", "--optimizer.lr=0.003"],
+}
 PAPER = Path(__file__).parent.parent / "recipes" / "bases" / "context_refiner" / "refiner.yaml"
 DATASETS = ("omniglot", "omniglot5", "glyphs", "grocery", "omniglot-long", "omniglot-half", "omniglot-augmented")
 SHORT = ["--epochs=15", "--model.dim=128"]  # of every embedder, so that it takes a minute
@@ -61,12 +65,6 @@ ALL_IMAGES, AS_TRAINED = "--augmentation.class_sizes=null", "--update_factors=[1
 REFINERS: dict[str, list[str]] = {
     "default": [],
     "paper": ["--batch_size=null"],  # by its recipe, but that the validation classes are not trained on
-    "first default": [
-        *(RANDOM, NO_GATE, NO_NULL, "--refiner.learn_temperature=false", "--refiner.num_heads=4", *MULTI_SIMILARITY),
-        *("--augmentation.noise=1", "--augmentation.noise_per=neighbor", "--augmentation.noise_covariance=isotropic"),
-        *(ALL_IMAGES, AS_TRAINED, "--optimizer.lr=0.0003"),
-    ],
-    "second default": [*MULTI_SIMILARITY, "--augmentation.noise=0.6", AS_TRAINED],
     "blocks only": ["--refiner.context=self"],
     "multi-similarity": MULTI_SIMILARITY,
     "noise 0.6": ["--augmentation.noise=0.6"],
@@ -190,10 +188,10 @@ def few_per_class(table: Table, low: int, high: int, seed: int) -> Table:
     return table.take(keep)
 
 
-def measure(embeddings: Path, refiner: ContextRefiner | None, seed: int, split: str = "test") -> Scores:
-    """The scores of the classes of a split at each number of images per class, refined if a refiner is given."""
+def measure(embeddings: Path, refiner: ContextRefiner | None, seed: int) -> Scores:
+    """The scores of the test classes at each number of images per class, refined if a refiner is given."""
     vectors, table = load_embeddings(embeddings)
-    rows = np.flatnonzero(table.frame["split"] == split)
+    rows = np.flatnonzero(table.frame["split"] == "test")
     unit, table = UnitVectors(vectors, "embedding", rows), table.take(rows)
     found: Scores = {}
     for size in SIZES:
