@@ -21,8 +21,8 @@ from vicinal.utils.run_folder import RunFolder
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-MIN_EPOCHS, MIN_STEPS = 4, 30
-"""The default length of a run: this number of epochs, or the number that takes this many steps."""
+DEFAULT_EPOCHS, MIN_STEPS = 4, 30
+"""The default length of a run: this number of epochs, or as many as take this number of steps."""
 FIRST_STEPS = 20  # of a process, after which the duration of the run is logged
 MIN_SECONDS = 30  # of a run whose time is worth a line
 
@@ -67,9 +67,19 @@ class Progress:
         return True
 
 
-def fit_epochs(steps_per_epoch: int) -> int:
-    """The number of epochs of a run that limits neither epochs nor steps; it is larger for few images."""
-    return max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))
+def fit_epochs(steps_per_epoch: int, num_classes: int | None) -> int:
+    """The number of epochs of a run that limits neither epochs nor steps.
+
+    Few images take more epochs. A pretrained network overfits to few classes (docs/findings/defaults.md), so that it
+    takes no more steps than there are classes for that, and fewer epochs where they are more than two steps a class.
+
+    Args:
+        steps_per_epoch: number of steps of an epoch.
+        num_classes: number of classes that a pretrained network is trained on; None: it is not pretrained.
+    """
+    limit = math.inf if num_classes is None else num_classes
+    steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, limit))
+    return math.ceil(min(steps, 2 * limit) / steps_per_epoch)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,21 @@ import pytest
 from tests.training.runs import trainer, weights
 from vicinal.training import Recipe, RefinerRecipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
-from vicinal.training.progress import Progress, ProgressDisplay, RunLength
+from vicinal.training.progress import Progress, ProgressDisplay, RunLength, fit_epochs
 from vicinal.utils.errors import InputError, InterruptedRunError
 from vicinal.utils.run_folder import RunFolder
 
 FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "num_classes", "epochs"), [
+    (32, 584, 4), (18, 31, 4), (2, 30, 15),
+    (1, 6, 6), (2, 12, 6), (1, 3, 4),  # a step for each class, and epochs are not left out
+    (18, 6, 1), (18, 12, 2),  # two steps for each class
+    (18, None, 4), (2, None, 15),
+])  # fmt: skip
+def test_the_default_number_of_epochs(steps_per_epoch: int, num_classes: int | None, epochs: int) -> None:
+    assert fit_epochs(steps_per_epoch, num_classes) == epochs
 
 
 def test_epochs_of_other_numbers_of_steps_end_where_they_should() -> None:

@@ -97,8 +97,8 @@ class BaseSettings:
             images are used up, each at most once per epoch.
         small_classes: "drop" leaves out classes with fewer than `samples_per_class` images, "replace" draws their
             images with replacement.
-        epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run, or else 4, or
-            more where these are fewer than 30 steps.
+        epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run, or else 4;
+            more where these are fewer than 30 steps, and from pretrained weights fewer with few classes.
         max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
             limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
         stop_epoch: number of epochs after which the run ends although its schedule goes on, as `vicinal tune` replays

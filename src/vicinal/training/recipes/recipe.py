@@ -331,7 +331,8 @@ class Recipe(BaseRecipe):
         if "optimizer.lr" not in self.given and rate != self.settings.optimizer.lr:
             chosen["optimizer"] = {"lr": rate}
         if self.settings.epochs is None and self.settings.max_steps is None:
-            chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table))
+            num_classes = len(table.classes) if self.is_pretrained else None
+            chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table), num_classes)
         return chosen
 
     @staticmethod
