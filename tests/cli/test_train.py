@@ -49,7 +49,15 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
 
 def test_help_is_one_screen_with_the_defaults(capsys) -> None:
     for verb, shown, defaults in (
-        ("train", TRAIN_HELP, ["learning rate (default: 0.0002)", "(default: resnet50; without GPU", "NTXentLoss)"]),
+        (
+            "train",
+            TRAIN_HELP,
+            [
+                "learning rate; 0.0003 with 100 classes or more (default: 0.0002)",
+                "(default: resnet50; without GPU",
+                "NTXentLoss)",
+            ],
+        ),
         ("refine", REFINE_HELP, ["learning rate (default: 0.0001)", "blocks (default: 8)", "SmoothAPLoss)"]),
     ):
         text = output(capsys, verb, "--help")

@@ -68,18 +68,19 @@ class Progress:
 
 
 def fit_epochs(steps_per_epoch: int, num_classes: int | None) -> int:
-    """The number of epochs of a run that limits neither epochs nor steps.
+    """The number of epochs of a run that limits neither epochs nor steps; few images take more than others.
 
-    Few images take more epochs. A pretrained network overfits to few classes (docs/findings/defaults.md), so that it
-    takes no more steps than there are classes for that, and fewer epochs where they are more than two steps a class.
+    A pretrained network overfits to few classes (docs/findings/defaults.md). With fewer than 30, one step for each
+    class is enough, and the run ends with the epoch that reaches two.
 
     Args:
         steps_per_epoch: number of steps of an epoch.
         num_classes: number of classes that a pretrained network is trained on; None: it is not pretrained.
     """
-    limit = math.inf if num_classes is None else num_classes
-    steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, limit))
-    return math.ceil(min(steps, 2 * limit) / steps_per_epoch)
+    steps = max(DEFAULT_EPOCHS * steps_per_epoch, MIN_STEPS)
+    if num_classes is not None and num_classes < MIN_STEPS:
+        steps = min(max(DEFAULT_EPOCHS * steps_per_epoch, num_classes), 2 * num_classes)
+    return math.ceil(steps / steps_per_epoch)
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,12 @@ def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
     return math.ceil(len(create_sampler(settings, table)) / settings.accumulate_grad_batches)
 
 
+def num_trained_classes(settings: TrainingSettings, table: Table) -> int:
+    """The number of classes that are trained on: `small_classes: drop` leaves out those with too few images."""
+    least = fit_batches(settings, table).samples_per_class if settings.small_classes == "drop" else 0
+    return int((table.class_counts >= least).sum())
+
+
 def _class_options(settings: BaseSettings, table: Table) -> dict[str, Any]:
     classes = {name: getattr(settings, name) for name in ("class_sampling", "small_classes")}
     return {**classes, "class_names": table.classes, **_process_options(settings)}

@@ -111,3 +111,5 @@ def test_a_batch_that_is_chosen_and_small_scales_the_default_rate_down(flags: tu
 def test_many_classes_raise_the_default_rate(backbone: str, flags: tuple[str, ...], rates: tuple[float, ...]) -> None:
     recipe = Recipe.load(overrides=[f"--model.backbone={backbone}", "--model.pretrained=false", *flags])
     assert tuple(recipe.fitted(table_of(*n * [6])).settings.optimizer.lr for n in (99, 100)) == rates
+    left_out = table_of(*99 * [6], 1)  # the class of one image
+    assert recipe.fitted(left_out).settings.optimizer.lr == rates[0]

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.training.runs import trainer, weights
+from vicinal.data import Table
 from vicinal.training import Recipe, RefinerRecipe, Trainer, resume, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.training.progress import Progress, ProgressDisplay, RunLength, fit_epochs
@@ -23,10 +24,21 @@ FIVE_STEPS = ["--epochs=null", "--max_steps=5", "--steps_per_epoch=3"]
     (32, 584, 4), (18, 31, 4), (2, 30, 15),
     (1, 6, 6), (2, 12, 6), (1, 3, 4),  # a step for each class, and epochs are not left out
     (18, 6, 1), (18, 12, 2),  # two steps for each class
-    (18, None, 4), (2, None, 15),
+    (1000, 100, 4), (18, None, 4), (2, None, 15),
 ])  # fmt: skip
 def test_the_default_number_of_epochs(steps_per_epoch: int, num_classes: int | None, epochs: int) -> None:
     assert fit_epochs(steps_per_epoch, num_classes) == epochs
+
+
+@pytest.mark.parametrize(("flags", "epochs"), [
+    (["--model.pretrained=true"], 1), (["--model.pretrained=false"], 4),
+    (["--model.pretrained=true", "--freeze_backbone_epochs=2"], 3),
+    (["--model.pretrained=true", "--sample_selection.method=prism"], 2),
+])  # fmt: skip
+def test_few_classes_shorten_runs_from_pretrained_weights(flags: list[str], epochs: int) -> None:
+    recipe = Recipe.load(overrides=["--model.backbone=test_resnet", *flags])
+    table = Table(pd.DataFrame({"label": 70 * list("abcdef")}))
+    assert recipe.fitted(table).settings.epochs == epochs
 
 
 def test_epochs_of_other_numbers_of_steps_end_where_they_should() -> None:

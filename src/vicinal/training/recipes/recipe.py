@@ -322,17 +322,22 @@ class Recipe(BaseRecipe):
         The default rate is that of a full batch. A smaller one scales it down (the linear scaling rule): a few images
         would move the network too far. Many classes allow a higher one.
         """
-        from vicinal.training.training_data import BATCH_SIZE, steps_per_epoch  # which reads recipes
+        from vicinal.training.training_data import (
+            BATCH_SIZE,
+            num_trained_classes,
+            steps_per_epoch,
+        )  # which reads recipes
 
-        chosen = super()._choose_settings(table)
-        has_many = len(table.classes) >= MANY_CLASSES and not embeds_patches(self.model["backbone"])
+        chosen, num_classes = super()._choose_settings(table), num_trained_classes(self.settings, table)
+        has_many = num_classes >= MANY_CLASSES and not embeds_patches(self.model["backbone"])
         rate = MANY_CLASSES_LR if has_many else self.settings.optimizer.lr
         rate *= min(1, chosen.get("batch_size", BATCH_SIZE) / BATCH_SIZE)
         if "optimizer.lr" not in self.given and rate != self.settings.optimizer.lr:
             chosen["optimizer"] = {"lr": rate}
         if self.settings.epochs is None and self.settings.max_steps is None:
-            num_classes = len(table.classes) if self.is_pretrained else None
-            chosen["epochs"] = fit_epochs(steps_per_epoch(self.settings, table), num_classes)
+            steps = steps_per_epoch(self.settings, table)
+            epochs = fit_epochs(steps, num_classes if self.is_pretrained else None)
+            chosen["epochs"] = max(epochs, 1 + self.settings.preparing_epochs)
         return chosen
 
     @staticmethod
