@@ -43,7 +43,7 @@ TRAIN_HELP = Help(
         "loss": LOSS,
         "batch_size": "images per batch (default: 128, or fewer to suit the data)",
         "samples_per_class": "images per class in a batch; 0 draws images at random (default: 4, or fewer)",
-        "epochs": "passes over the training images (default: 4, or as many as take 30 steps; fewer below 30 classes)",
+        "epochs": "passes over the training images (default: 4, or as many as take 30 steps; less below 30 classes)",
         "optimizer.lr": "learning rate; 0.0003 with 100 classes or more",
         "validation.metric": METRIC,
         "validation.patience": "evaluations without a new best score after which training stops; null: none",

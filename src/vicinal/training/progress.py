@@ -70,12 +70,12 @@ class Progress:
 def fit_epochs(steps_per_epoch: int, num_classes: int | None) -> int:
     """The number of epochs of a run that limits neither epochs nor steps; few images take more than others.
 
-    A pretrained network overfits to few classes (docs/findings/defaults.md). With fewer than 30, one step for each
-    class is enough, and the run ends with the epoch that reaches two.
+    A pretrained network overfits to few classes (docs/findings/defaults.md). With fewer than 30, a run of few images
+    has one step for each class, and any run ends with the epoch that reaches two.
 
     Args:
         steps_per_epoch: number of steps of an epoch.
-        num_classes: number of classes that a pretrained network is trained on; None: it is not pretrained.
+        num_classes: number of classes that are trained on; None: it has no influence.
     """
     steps = max(DEFAULT_EPOCHS * steps_per_epoch, MIN_STEPS)
     if num_classes is not None and num_classes < MIN_STEPS:

@@ -131,7 +131,8 @@ class Trainer(BaseTrainer):
         if len(self.images.table) < len(training):  # some images cannot be read
             self.sampler = create_sampler(self.recipe.settings, self.images.table)
         self.fitted_recipe = self.recipe.fitted(self.images.table)
-        self.length = self.fitted_recipe.settings.length
+        self.settings = self.engine.settings = self.fitted_recipe.settings
+        self.length = self.settings.length
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None

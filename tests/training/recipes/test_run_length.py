@@ -32,8 +32,10 @@ def test_the_default_number_of_epochs(steps_per_epoch: int, num_classes: int | N
 
 @pytest.mark.parametrize(("flags", "epochs"), [
     (["--model.pretrained=true"], 1), (["--model.pretrained=false"], 4),
-    (["--model.pretrained=true", "--freeze_backbone_epochs=2"], 3),
-    (["--model.pretrained=true", "--sample_selection.method=prism"], 2),
+    (["--model.pretrained=true", "--freeze_backbone_epochs=1"], 4),
+    (["--model.pretrained=true", "--sample_selection.method=prism"], 4),
+    (["--model.pretrained=true", "--head_init=random"], 4),
+    (["--model.pretrained=true", "--features=frozen"], 4),
 ])  # fmt: skip
 def test_few_classes_shorten_runs_from_pretrained_weights(flags: list[str], epochs: int) -> None:
     recipe = Recipe.load(overrides=["--model.backbone=test_resnet", *flags])
@@ -205,3 +207,13 @@ def test_the_time_that_is_left_is_that_of_epochs_and_not_of_what_comes_once_befo
             progress.count_epoch()
             display.epoch(progress)
     assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == ["27 s left", "24 s left"]
+
+
+def test_a_run_trains_at_the_rate_that_is_chosen_for_many_classes(
+    small: list[str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("vicinal.training.recipes.recipe.MANY_CLASSES", 3)
+    settings = [each for each in small if not each.startswith("--optimizer.lr")]
+    run = train(Recipe.load(overrides=[*settings, "--schedule.name=constant"]), tmp_path / "run")
+    assert Recipe.load(run.recipe).settings.optimizer.lr == 3e-4
+    assert set(pd.read_csv(run.log)["lr backbone"]) == {3e-4}

@@ -22,8 +22,7 @@ class OptimizerSettings:
     Args:
         name: sgd (with Nesterov momentum), adam or adamw.
         lr: highest learning rate of the schedule. The default of `vicinal train` is 0.0002, or 0.0003 with 100 or more
-            classes, and 0.00003 for vision transformers; it is for batches of 128 images, and scaled down if a smaller
-            batch is chosen.
+            classes to train on, and 0.00003 for vision transformers.
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
         loss_weight_decay: weight decay of the loss's parameters, such as class centers; null: `weight_decay`.
         momentum: momentum of sgd; 0 for none.
@@ -98,7 +97,7 @@ class BaseSettings:
         small_classes: "drop" leaves out classes with fewer than `samples_per_class` images, "replace" draws their
             images with replacement.
         epochs: number of passes over the training images; null: no limit, where `max_steps` ends the run, or else 4;
-            more where these are fewer than 30 steps, and from pretrained weights fewer with fewer than 30 classes.
+            more where these are fewer than 30 steps. With fewer than 30 classes it depends on their number.
         max_steps: number of steps of the optimizer after which the run ends, unless `epochs` ends it before; null: no
             limit. An epoch that it cuts short ends as others do, with validation and checkpoint.
         stop_epoch: number of epochs after which the run ends although its schedule goes on, as `vicinal tune` replays

@@ -317,28 +317,25 @@ class Recipe(BaseRecipe):
         return defaults
 
     def _choose_settings(self, table: Table) -> dict[str, Any]:
-        """The batch, the learning rate, and the number of epochs where nothing limits the run.
-
-        The default rate is that of a full batch. A smaller one scales it down (the linear scaling rule): a few images
-        would move the network too far. Many classes allow a higher one.
-        """
-        from vicinal.training.training_data import (
-            BATCH_SIZE,
-            num_trained_classes,
-            steps_per_epoch,
-        )  # which reads recipes
+        """The batch, the learning rate of many classes, and the number of epochs where nothing limits the run."""
+        from vicinal.training.training_data import num_trained_classes, steps_per_epoch  # which reads recipes
 
         chosen, num_classes = super()._choose_settings(table), num_trained_classes(self.settings, table)
         has_many = num_classes >= MANY_CLASSES and not embeds_patches(self.model["backbone"])
-        rate = MANY_CLASSES_LR if has_many else self.settings.optimizer.lr
-        rate *= min(1, chosen.get("batch_size", BATCH_SIZE) / BATCH_SIZE)
-        if "optimizer.lr" not in self.given and rate != self.settings.optimizer.lr:
-            chosen["optimizer"] = {"lr": rate}
+        if has_many and "optimizer.lr" not in self.given:
+            chosen["optimizer"] = {"lr": MANY_CLASSES_LR}
         if self.settings.epochs is None and self.settings.max_steps is None:
             steps = steps_per_epoch(self.settings, table)
-            epochs = fit_epochs(steps, num_classes if self.is_pretrained else None)
-            chosen["epochs"] = max(epochs, 1 + self.settings.preparing_epochs)
+            chosen["epochs"] = fit_epochs(steps, num_classes if self._overfits_to_few_classes else None)
         return chosen
+
+    @property
+    def _overfits_to_few_classes(self) -> bool:
+        """Whether the run is of the kind that did (docs/findings/defaults.md); others have the usual length."""
+        settings = self.settings
+        has_phases = settings.freeze_backbone_epochs or settings.sample_selection.method != "none"
+        is_usual = settings.features == "trained" and not has_phases and not settings.schedule.warmup
+        return self.is_pretrained and self.has_whitened_head and is_usual
 
     @staticmethod
     def auto_precision(accelerator: str) -> str:

@@ -268,12 +268,6 @@ class TrainingSettings(BaseSettings):
             require(has_shards, "optimizer.fused", "true", "false for sgd with strategy = fsdp, which torch lacks")
 
     @property
-    def preparing_epochs(self) -> int:
-        """The number of first epochs in which the backbone is frozen or samples are not selected yet."""
-        selection = self.sample_selection
-        return max(self.freeze_backbone_epochs, 0 if selection.method == "none" else selection.warmup_epochs)
-
-    @property
     def shards_weights(self) -> bool:
         return self.strategy == "fsdp"
 
