@@ -59,6 +59,15 @@ def deadly_hook(orders: Path) -> Callable[[], None]:
     return patch
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Of this process too: Ray gives the workers one each, and sums of more threads are rounded differently."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(number)
+
+
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("orders")
