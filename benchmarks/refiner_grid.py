@@ -58,23 +58,19 @@ EMBEDDERS = {  # settings over recipes/omniglot.yaml
     "omniglot-long": ["--epochs=40"],
     "omniglot-augmented": ["--transform.scale=[0.3,1.0]", "--transform.rotation=30"],
 }
-NO_NULL, NO_GATE = "--refiner.null_similarity=null", "--refiner.residual_gate=false"
-RANDOM = "--refiner.attention_start=random"
-MULTI_SIMILARITY = ["--loss=MultiSimilarityLoss", "--loss.base=0.5"]
-ALL_IMAGES, AS_TRAINED = "--augmentation.class_sizes=null", "--update_factors=[1]"
 REFINERS: dict[str, list[str]] = {
     "default": [],
     "paper": ["--batch_size=null"],  # by its recipe, but that the validation classes are not trained on
     "blocks only": ["--refiner.context=self"],
-    "multi-similarity": MULTI_SIMILARITY,
+    "multi-similarity": ["--loss=MultiSimilarityLoss", "--loss.base=0.5"],
     "noise 0.6": ["--augmentation.noise=0.6"],
     "no noise": ["--augmentation.noise=0"],
     "isotropic noise": ["--augmentation.noise_covariance=isotropic"],
-    "all images": [ALL_IMAGES],
-    "updates as trained": [AS_TRAINED],
-    "random start": [RANDOM],
-    "no null neighbor": [NO_NULL],
-    "no gate": [NO_GATE],
+    "all images": ["--augmentation.class_sizes=null"],
+    "updates as trained": ["--update_factors=[1]"],
+    "random start": ["--refiner.attention_start=random"],
+    "no null neighbor": ["--refiner.null_similarity=null"],
+    "no gate": ["--refiner.residual_gate=false"],
     "4 heads": ["--refiner.num_heads=4"],
     "MLP": ["--refiner.mlp_ratio=1"],
     "tied": ["--refiner.tie_weights=true"],

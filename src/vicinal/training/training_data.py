@@ -133,8 +133,12 @@ def steps_per_epoch(settings: TrainingSettings, table: Table) -> int:
 
 def num_trained_classes(settings: TrainingSettings, table: Table) -> int:
     """The number of classes that are trained on: `small_classes: drop` leaves out those with too few images."""
-    least = fit_batches(settings, table).samples_per_class if settings.small_classes == "drop" else 0
-    return int((table.class_counts >= least).sum())
+    return int(_is_used(settings, table, fit_batches(settings, table).samples_per_class).sum())
+
+
+def _is_used(settings: BaseSettings, table: Table, samples: int) -> npt.NDArray[np.bool_]:
+    """Whether each class comes to batches with so many samples of each class, [classes]."""
+    return (table.class_counts >= samples) | (settings.small_classes == "replace")
 
 
 def _class_options(settings: BaseSettings, table: Table) -> dict[str, Any]:
@@ -234,7 +238,7 @@ def _fit_samples(settings: BaseSettings, table: Table) -> int:
 def _fit_size(settings: BaseSettings, table: Table, samples: int) -> int:
     if samples == 0:
         return _largest_multiple(settings.num_processes, min(BATCH_SIZE, len(table)))
-    is_used = (table.class_counts >= samples) | (settings.small_classes == "replace")
+    is_used = _is_used(settings, table, samples)
     groups, column = 1, None
     if isinstance(settings, TrainingSettings) and settings.coarse_classes_per_batch > 0:
         groups, column = settings.coarse_classes_per_batch, settings.coarse_column
