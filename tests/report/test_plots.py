@@ -18,11 +18,9 @@ from vicinal.report import (
     MatchedPair,
     contact_sheets,
     depth_curve,
-    depth_curves,
     draw_matching_patches,
     learning_curves,
     neighbor_grid,
-    training_against_test,
 )
 from vicinal.report.drawing import DPI, EMPTY, QUERY, RIGHT, UNKNOWN, WRONG
 from vicinal.retrieval import PatchMatches
@@ -149,24 +147,6 @@ def test_learning_curves_mark_the_kept_epoch(tmp_path, figures: list[Figure]) ->
         assert set(line.get_xdata()) == {10}
 
 
-def test_scores_on_test_images_are_drawn_over_those_on_training_images(tmp_path, figures: list[Figure]) -> None:
-    scores = {"method": ["A", "B", "A", "A"], "train": [0.8, 0.9, 0.7, np.nan], "test": [0.5, 0.6, 0.4, 0.3]}
-    training_against_test(pd.DataFrame(scores), tmp_path / "a.png", "mAP")
-    training_against_test(pd.DataFrame({**scores, "run": [1, 2, 1, 3]}), tmp_path / "b.png")
-    points, courses = (figure.axes[0] for figure in figures)
-    assert points.get_xlabel() == "mAP on training images (%)"
-    assert [text.get_text() for text in points.get_legend().get_texts()] == ["A", "B"]
-    drawn = [each.get_offsets().tolist() for each in points.collections if len(each.get_offsets())]
-    assert np.allclose(drawn, [[[80, 50]], [[70, 40]], [[90, 60]]])
-    assert [len(line.get_xdata()) for line in courses.lines] == [2]  # the scores are nowhere near the diagonal
-    ends = [each.get_offsets().tolist() for each in courses.collections if len(each.get_offsets())]
-    assert np.allclose(ends, [[[70, 40]], [[90, 60]]])
-    with pytest.raises(InputError, match="scores has no column 'test'; its columns are train"):
-        training_against_test(pd.DataFrame({"train": [0.5]}), tmp_path / "c.png")
-    with pytest.raises(InputError, match=r"no run has scores on training and on test images"):
-        training_against_test(pd.DataFrame({"train": [np.nan], "test": [0.5]}), tmp_path / "c.png")
-
-
 def test_pairs_without_a_patch_in_common_are_drawn_too(tmp_path: Path) -> None:
     gray, nothing = Image.new("L", (9, 300), 128), np.empty((0, 2))
     pair = MatchedPair(gray, gray, PatchMatches(nothing, nothing, np.empty(0, np.float32), grid=(2, 2)), "$a$")
@@ -181,20 +161,20 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return made
 
 
-def test_curves_are_gains_and_the_legend_has_the_numbers(figures: list[Figure]) -> None:
-    mine = [{"recall@1": recall, "mAP@R": 0.2 + recall / 10} for recall in (0.5, 0.56, 0.54)]
-    depth_curves({"mine $": mine, "": [{"recall@1": 0.7, "mAP@R": 0.3}, {"recall@1": 0.6, "mAP@R": 0.4}]}, "a.png")
+def test_curves_are_gains_and_the_legend_has_the_numbers(figures: list[Figure], monkeypatch) -> None:
+    curve = [{"recall@1": recall, "mAP@R": 0.2 + recall / 10} for recall in (0.5, 0.56, 0.54)]
+    monkeypatch.setattr("vicinal.report.plots.metrics_by_depth", lambda *_: curve)
+    refiner, (vectors, table) = moving(), embedded()
+    depth_curve(refiner, vectors, table, "a.png")
     recall, precision = figures[0].axes
     assert (recall.get_title(), precision.get_title()) == ("recall@1", "mAP@R")
-    _, first, second = recall.lines
-    np.testing.assert_allclose(first.get_ydata(), [0, 6, 4])
-    np.testing.assert_allclose(first.get_xdata(), [0, 1, 2])
-    np.testing.assert_allclose(second.get_ydata(), [0, -10])
-    assert [text.get_text() for text in recall.get_legend().get_texts()] == [
-        r"mine \$: 50.00 % → 54.00 % (+4.00), best 56.00 % at 1",
-        "70.00 % → 60.00 % (-10.00), best 70.00 % at 0",
+    np.testing.assert_allclose(recall.lines[1].get_ydata(), [0, 6, 4])
+    np.testing.assert_allclose(recall.lines[1].get_xdata(), [0, 1, 2])
+    legends = [axes.get_legend().get_texts()[0].get_text() for axes in figures[0].axes]
+    assert legends == [
+        "50.00 % → 54.00 % (+4.00), best 56.00 % at 1",
+        "25.00 % → 25.40 % (+0.40), best 25.60 % at 1",
     ]
-    assert precision.get_legend().get_texts()[1].get_text() == "30.00 % → 40.00 % (+10.00)"
 
 
 def test_depth_curve_is_of_the_metrics(figures: list[Figure]) -> None:
@@ -204,10 +184,3 @@ def test_depth_curve_is_of_the_metrics(figures: list[Figure]) -> None:
     for axes, name in zip(figures[0].axes, ("recall@1", "mAP@R"), strict=True):
         gains = [100 * (each[name] - metrics[0][name]) for each in metrics]
         np.testing.assert_allclose(axes.lines[1].get_ydata(), gains, atol=1e-9)
-
-
-def test_what_a_curve_needs() -> None:
-    for curves in ({}, {"a": []}):
-        refused_call("nothing to draw", depth_curves, curves, "a.png")
-    with pytest.raises(InputError, match="curve 'a' has no mAP@R at depth 1"):
-        depth_curves({"a": [{"recall@1": 1.0, "mAP@R": 1.0}, {"recall@1": 1.0}]}, "a.png")

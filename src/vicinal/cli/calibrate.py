@@ -46,7 +46,7 @@ def calibrate(arguments: Arguments) -> None:
     _check(arguments)
     from vicinal.data.groups import with_groups
     from vicinal.workflows.calibrate import calibrate_source
-    from vicinal.workflows.calibration_places import CalibrationPlaces, model_folder
+    from vicinal.workflows.calibration_places import keep_calibration, model_folder
     from vicinal.workflows.series import warn_of_series
 
     source, model = arguments.source, getattr(arguments, "model", None)
@@ -61,9 +61,8 @@ def calibrate(arguments: Arguments) -> None:
     gallery = None if arguments.gallery is None else _gallery(arguments.gallery, reader, model or source)
     ood = None if arguments.ood is None else _gallery(arguments.ood, reader, model or source)
     out = None if arguments.out is None else Path(arguments.out)
-    places = CalibrationPlaces(arguments.index, model_folder(model or source), out)
     calibrated = calibrate_source(embedded, settings, gallery, ood)
-    kept = places.keep(calibrated.calibration)
+    kept = keep_calibration(calibrated.calibration, arguments.index, model_folder(model or source), out)
     log(f"kept in {', '.join(kept)}" if kept else "calibration not stored; give --index FOLDER or --out FILE.json")
     print_result(calibrated.describe() if arguments.json else str(calibrated))
 

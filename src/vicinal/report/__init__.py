@@ -13,18 +13,16 @@ if TYPE_CHECKING:
     from vicinal.report.page.proposals import write_proposals_page
     from vicinal.report.page.study import StudyTrial, write_study_page
     from vicinal.report.page.unlabeled import write_unlabeled_page
-    from vicinal.report.plots import depth_curve, depth_curves, learning_curves, training_against_test
+    from vicinal.report.plots import depth_curve, learning_curves
 
 __all__ = [
     "MatchedPair",
     "StudyTrial",
     "depth_curve",
-    "depth_curves",
     "draw_grid",
     "draw_matching_patches",
     "learning_curves",
     "neighbor_grid",
-    "training_against_test",
     "write_cleaning_page",
     "write_comparison_page",
     "write_page",

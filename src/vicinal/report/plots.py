@@ -1,9 +1,8 @@
-"""Pictures of the course of training, of its final scores, and of the depths of a refiner."""
+"""Pictures of the course of training, and of the depths of a refiner."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,15 @@ from vicinal.retrieval.scores import Array
 from vicinal.utils.errors import InputError
 
 METRICS = ("recall@1", "mAP@R")
-MARKERS = "osD^vP*X<>hp"  # so that methods differ by more than their colors
 
 
 def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: str | Path) -> None:
     """Draw the gain in recall@1 and mAP@R after each block; `vicinal refine` ends with this picture.
 
-    The numbers are those of :func:`~vicinal.analysis.refiner.metrics_by_depth`. :func:`depth_curves` draws several
-    tables or refiners in one picture.
+    The numbers are those of :func:`~vicinal.analysis.refiner.metrics_by_depth`. The legend names the first and the last
+    value, and the best depth if it is not the last one.
+
+    Reference: Context Refiner, Fig. 3.
 
     Args:
         refiner: trained on embeddings of the same model.
@@ -47,67 +47,28 @@ def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: 
         ...     depth_curve(refiner, np.eye(4), table, f"{folder}/depths.png")
     """
     picture_format(Path(path))  # fails before the evaluation
-    depth_curves({"": metrics_by_depth(refiner, embeddings, table)}, path)
-
-
-def depth_curves(curves: Mapping[str, Sequence[Mapping[str, float]]], path: str | Path) -> None:
-    """Draw several curves of the gain in recall@1 and mAP@R after each block.
-
-    The legend names the first and the last value of each curve, and the best depth if it is not the last one.
-
-    Reference: Context Refiner, Fig. 3.
-
-    Args:
-        curves: name -> the metrics at each depth from 0 on, as :func:`~vicinal.analysis.refiner.metrics_by_depth`
-            returns them; a name may be "".
-        path: the picture; its suffix is the format.
-
-    Raises:
-        InputError: no curves, a curve without values or without one of the two metrics, or an unknown suffix.
-        OSError: the picture cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> curve = [{"recall@1": 0.60, "mAP@R": 0.40}, {"recall@1": 0.65, "mAP@R": 0.42}]
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     depth_curves({"birds": curve}, f"{folder}/depths.png")
-    """
-    _check_curves(curves)
-    figure = Figure(figsize=(8.4, 3.4 + 0.17 * len(curves)), dpi=DPI, layout="constrained")
+    by_depth = metrics_by_depth(refiner, embeddings, table)
+    figure = Figure(figsize=(8.4, 3.6), dpi=DPI, layout="constrained")
     for panel, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
-        _gain_panel(panel, metric, {name: [100 * each[metric] for each in curve] for name, curve in curves.items()})
+        _gain_panel(panel, metric, [100 * each[metric] for each in by_depth])
     write_figure(figure, Path(path))
 
 
-def _check_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    if not curves or not all(len(curve) for curve in curves.values()):
-        raise InputError("nothing to draw; give at least one curve, each with the metrics of at least one depth")
-    for name, curve in curves.items():
-        for depth, metrics in enumerate(curve):
-            for metric in METRICS:
-                if metric not in metrics:
-                    raise InputError(f"curve {name!r} has no {metric} at depth {depth}; every depth needs it")
-
-
-def _gain_panel(axes: Axes, metric: str, curves: Mapping[str, Sequence[float]]) -> None:
+def _gain_panel(axes: Axes, metric: str, curve: Sequence[float]) -> None:
     """Percentages at each depth, drawn as the gain over depth 0."""
     tidy(axes, "points gained over the base")
     axes.axhline(0, color=PALE, linewidth=0.9, linestyle="--")
-    for (name, curve), color in zip(curves.items(), itertools.cycle(COLORS), strict=False):
-        gains = np.array(curve) - curve[0]
-        axes.plot(gains, "-o", color=color, linewidth=1.6, markersize=4, label=_from_to(name, curve))
+    axes.plot(np.array(curve) - curve[0], "-o", color=COLORS[0], linewidth=1.6, markersize=4, label=_from_to(curve))
     axes.set_title(metric, fontsize=10, color=INK)
     axes.set_xlabel("blocks", fontsize=9, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.17), **QUIET)
 
 
-def _from_to(name: str, curve: Sequence[float]) -> str:
+def _from_to(curve: Sequence[float]) -> str:
     best = int(np.argmax(curve))
     text = f"{curve[0]:.2f} % → {curve[-1]:.2f} % ({curve[-1] - curve[0]:+.2f})"
-    if curve[best] > curve[-1]:
-        text += f", best {curve[best]:.2f} % at {best}"
-    return f"{name.replace('$', chr(92) + '$')}: {text}" if name else text
+    return f"{text}, best {curve[best]:.2f} % at {best}" if curve[best] > curve[-1] else text
 
 
 def learning_curves(
@@ -144,65 +105,6 @@ def learning_curves(
             _mark_kept(list(panels), metrics, kept_epoch)
     panels[-1].set_xlabel("step", color=INK)
     write_figure(figure, Path(path))
-
-
-def training_against_test(scores: pd.DataFrame, path: str | Path, metric: str = "recall@1") -> None:
-    """Draw the scores of runs on test images (up) against those on training images (across).
-
-    A run is a point or, if it has several rows, a line over the course of training that ends in a star. Methods that
-    are far to the right and no higher than others learn their training images by heart; the dotted diagonal is where
-    both scores are the same. Reference: Fig. 2 and 14 of Liao et al., "Supervised Metric Learning to Rank for Retrieval
-    via Contextual Similarity Optimization", ICML 2023.
-
-    Args:
-        scores: the columns `train` and `test`, from 0 to 1; `method`, if there are several methods; and `run`, if runs
-            have several rows, which are in the order of training. Rows without one of the scores are left out.
-        path: the picture; its suffix is the format.
-        metric: the name of the scores.
-
-    Raises:
-        InputError: a column is missing, no row has both scores, or an unknown suffix.
-        OSError: the picture cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> runs = pd.DataFrame({"method": ["A", "A", "B"], "train": [0.8, 0.9, 1.0], "test": [0.6, 0.7, 0.5]})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     training_against_test(runs, f"{folder}/runs.png")
-    """
-    _require(scores, ("train", "test"), "scores")
-    drawn = scores.dropna(subset=["train", "test"])
-    if drawn.empty:
-        raise InputError("no run has scores on training and on test images; see validation.train_images")
-    drawn = drawn.assign(method=drawn.get("method", ""), run=drawn.get("run", drawn.index))
-    figure = Figure(figsize=(5.6, 4.6), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for number, (method, of_method) in enumerate(drawn.groupby("method", sort=False)):
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        for _, run in of_method.groupby("run", sort=False):
-            _draw_run(axes, 100 * run["train"], 100 * run["test"], color, marker)
-        axes.scatter([], [], color=color, marker=marker, label=str(method))
-    _draw_diagonal(axes)
-    axes.set_xlabel(f"{metric} on training images (%)", color=INK)
-    tidy(axes, f"{metric} on test images (%)")
-    if drawn["method"].nunique() > 1:
-        axes.legend(**QUIET)
-    write_figure(figure, Path(path))
-
-
-def _draw_run(axes: Axes, train: pd.Series, test: pd.Series, color: str, marker: str) -> None:
-    is_course = len(train) > 1
-    if is_course:
-        axes.plot(train, test, color=color, linewidth=1.0, linestyle="--", marker=marker, markersize=3, alpha=0.7)
-    end = "*" if is_course else marker
-    axes.scatter(train.iloc[-1], test.iloc[-1], color=color, marker=end, s=130 if is_course else 44, zorder=3)
-
-
-def _draw_diagonal(axes: Axes) -> None:
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    low, high = max(left, bottom), min(right, top)
-    if low < high:
-        axes.plot([low, high], [low, high], color=PALE, linewidth=0.8, linestyle=":", zorder=0)
 
 
 def _loss_panel(axes: Axes, log: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
     from vicinal.workflows.calibrate import calibrate_source
-    from vicinal.workflows.calibration_places import CalibrationPlaces, stored_calibration
+    from vicinal.workflows.calibration_places import keep_calibration, stored_calibration
     from vicinal.workflows.clean import find_problems_of_source
     from vicinal.workflows.embedded_table import EmbeddedTable
     from vicinal.workflows.embedding_reader import BatchEmbedder, EmbeddingReader, embed_several
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchEmbedder",
-    "CalibrationPlaces",
     "CalibrationSettings",
     "CleanSettings",
     "EmbeddedTable",
@@ -59,6 +58,7 @@ __all__ = [
     "evaluate_sources",
     "export_source",
     "find_problems_of_source",
+    "keep_calibration",
     "load_model",
     "load_refiner",
     "measured_speed",

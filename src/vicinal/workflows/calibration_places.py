@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,37 +19,27 @@ if TYPE_CHECKING:
 LARGER = 2  # times as many gallery images make false accepts more frequent than was asked for
 
 
-@dataclass(frozen=True)
-class CalibrationPlaces:
-    """Where a calibration is kept.
+def keep_calibration(
+    calibration: Calibration, index: Path | str | None, model: Path | None, file: Path | None
+) -> list[str]:
+    """Write a calibration to an index, the folder of a model and a .json file, as far as given, and name them.
 
-    Args:
-        index: the folder of an index, or its URL.
-        model: the folder of a model; an index that is built with the model takes the calibration from there.
-        file: a .json file.
+    An index that is built with the model takes the calibration from there.
+
+    Raises:
+        InputError: the index has embeddings of another model, or cannot be read.
+        OSError: a file cannot be written.
     """
+    if index is not None:
+        from vicinal.retrieval import Index
 
-    index: Path | str | None = None
-    model: Path | None = None
-    file: Path | None = None
-
-    def keep(self, calibration: Calibration) -> list[str]:
-        """Write a calibration to all places, and name them.
-
-        Raises:
-            InputError: the index has embeddings of another model, or cannot be read.
-            OSError: a file cannot be written.
-        """
-        if self.index is not None:
-            from vicinal.retrieval import Index
-
-            with Index.open(self.index) as index:
-                index.calibration = calibration
-                warn_of_larger_gallery(self.index, index)
-        files = [None if self.model is None else self.model / CALIBRATION, self.file]
-        for path in filter(None, files):
-            calibration.save(path)
-        return [str(path) for path in (self.index, *files) if path is not None]
+        with Index.open(index) as opened:
+            opened.calibration = calibration
+            warn_of_larger_gallery(index, opened)
+    files = [None if model is None else model / CALIBRATION, file]
+    for path in filter(None, files):
+        calibration.save(path)
+    return [str(path) for path in (index, *files) if path is not None]
 
 
 def warn_of_larger_gallery(folder: str | Path, index: ImageIndex) -> None:
