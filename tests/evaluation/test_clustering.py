@@ -50,18 +50,16 @@ def test_ami_of_many_small_and_of_few_large_classes(images: int, classes: int, c
     assert 0.01 < cluster_metrics(labels, found)["AMI"] == pytest.approx(wanted, abs=1e-8)
 
 
-@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
-def test_seed_and_number_of_clusters(method: str) -> None:
+def test_seed_and_number_of_clusters() -> None:
     vectors, table = blobs(noise=0.6)
-    first, second = (cluster(vectors, table, method=method, seed=seed).clusters for seed in (0, 1))
+    first, second = (cluster(vectors, table, seed=seed).clusters for seed in (0, 1))
     assert (first != second).any()
-    assert cluster(vectors, table, 20, method=method).clusters.max() == 19
-    assert set(cluster(vectors, table, 1, method=method).clusters) == {0}
+    assert cluster(vectors, table, 20).clusters.max() == 19
+    assert set(cluster(vectors, table, 1).clusters) == {0}
 
 
-@pytest.mark.parametrize("method", ["faiss", "scikit-learn"])
-def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(method: str, recwarn: pytest.WarningsRecorder) -> None:
-    found = cluster(np.ones((12, 4)), blobs(12, 3)[1], method=method)
+def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(recwarn: pytest.WarningsRecorder) -> None:
+    found = cluster(np.ones((12, 4)), blobs(12, 3)[1])
     assert not recwarn.list
     with_gaps = dataclasses.replace(found, clusters=np.array([0, 4, 4]))
     assert "seed 0: 2 clusters" in str(with_gaps)
@@ -70,9 +68,6 @@ def test_a_collapse_makes_no_noise_and_leaves_clusters_empty(method: str, recwar
 
 def test_bad_input() -> None:
     vectors, table = blobs(12, 3)
-    refused_call(
-        "unknown clustering method 'means'; use faiss or scikit-learn", cluster, vectors, table, method="means"
-    )
     for count in (0, 13):
         refused_call(f"{count} clusters of 12 embeddings are invalid; use 1 to 12", cluster, vectors, table, count)
     for seed in (-1, 2**31):

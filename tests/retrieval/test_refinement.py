@@ -170,9 +170,6 @@ def test_one_set_searches_itself(context: str) -> None:
     for k in (1, 5, 44):
         found = rerank(vectors, vectors, k, Refinement(refiner(), context), exclude_self=exclude_self)
         check_ranking(found, wanted, wanted, exclude_self)
-    ranking = top_k(vectors, vectors, 6, exclude_self=exclude_self)
-    found = rerank(vectors, vectors, 6, Refinement(refiner(), context), exclude_self=exclude_self, ranking=ranking)
-    check_ranking(found, wanted, wanted, exclude_self)
 
 
 @pytest.mark.parametrize("context", ["everything", "gallery"])

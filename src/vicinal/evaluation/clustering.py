@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ from vicinal.utils.arguments import is_integer
 from vicinal.utils.arrays import Doubles, Floats, Integers
 from vicinal.utils.errors import InputError
 
-FAISS, SCIKIT_LEARN = "faiss", "scikit-learn"
-
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value to compare by
 class Clustering:
@@ -33,16 +30,14 @@ class Clustering:
             that it says little where classes are small; AMI does not.
         clusters: int64 [rows], the cluster of each embedding. Where embeddings are equal, some clusters may be empty.
         seed: of the first centers.
-        method: `faiss` or `scikit-learn`.
     """
 
     metrics: dict[str, float]
     clusters: Integers
     seed: int
-    method: str
 
     def __str__(self) -> str:
-        lines = [f"k-means of {self.method}, seed {self.seed}: {len(np.unique(self.clusters)):,} clusters"]
+        lines = [f"k-means, seed {self.seed}: {len(np.unique(self.clusters)):,} clusters"]
         return "\n".join(lines + [f"{name:<3}   {100 * value:6.2f} %" for name, value in self.metrics.items()])
 
 
@@ -51,36 +46,33 @@ def cluster(
     table: Table,
     num_clusters: int | None = None,
     *,
-    method: str = FAISS,
     max_iterations: int = 20,
     seed: int = 0,
 ) -> Clustering:
     """Cluster unit vectors by k-means and compare the clusters with the classes.
 
+    The k-means is that of faiss; the first centers are random embeddings.
+
     Args:
         embeddings: float [rows, dim].
         table: one row per embedding, with labels. All rows are clustered, queries and gallery alike.
         num_clusters: None: as many as there are classes.
-        method: `faiss` (the first centers are random embeddings; faster for many clusters) or `scikit-learn`
-            (k-means++ and Lloyd's algorithm).
         max_iterations: the maximum number of iterations.
         seed: of the first centers.
 
     Raises:
-        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, an unknown method, a number of
-            clusters that is not from 1 to the number of embeddings, less than one iteration, or an invalid seed.
+        InputError: numbers of rows differ, no labels, NaN or infinity in an embedding, a number of clusters that is not
+            from 1 to the number of embeddings, less than one iteration, or an invalid seed.
 
     Example:
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]], dtype=np.float32)
-        >>> print(cluster(embeddings, table, method="scikit-learn"))
-        k-means of scikit-learn, seed 0: 2 clusters
+        >>> print(cluster(embeddings, table))
+        k-means, seed 0: 2 clusters
         NMI   100.00 %
         AMI   100.00 %
         F1    100.00 %
     """
-    if method not in (FAISS, SCIKIT_LEARN):
-        raise InputError(f"unknown clustering method {method!r}; use {FAISS} or {SCIKIT_LEARN}")
     check_rows(embeddings, table)
     num_clusters = len(table.classes) if num_clusters is None else num_clusters
     if not (is_integer(num_clusters) and 1 <= num_clusters <= len(table)):
@@ -91,9 +83,8 @@ def cluster(
         raise InputError(f"seed = {seed} is invalid; use an integer from 0 to 2**31 - 1")
     vectors = UnitVectors(embeddings, "embedding", device="cpu")
     unit = vectors.block(0, len(vectors)).numpy()
-    find_clusters = _faiss_clusters if method == FAISS else _scikit_learn_clusters
-    clusters = find_clusters(unit, int(num_clusters), int(max_iterations), int(seed))
-    return Clustering(cluster_metrics(table.labels, clusters), clusters, int(seed), method)
+    clusters = _clusters(unit, int(num_clusters), int(max_iterations), int(seed))
+    return Clustering(cluster_metrics(table.labels, clusters), clusters, int(seed))
 
 
 def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str, float]:
@@ -214,7 +205,7 @@ def _pairwise_f1(classes: Integers, clusters: Integers, overlaps: Integers) -> f
     return 2 * num_pairs[2] / total if total else 1.0
 
 
-def _faiss_clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: int) -> Integers:
+def _clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: int) -> Integers:
     import faiss as faiss_with_stubs
 
     faiss: Any = faiss_with_stubs  # its type stubs lack the Python-side arguments of most classes
@@ -228,16 +219,6 @@ def _faiss_clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: 
     )
     means.train(unit)
     return np.asarray(means.index.search(unit, 1)[1][:, 0], dtype=np.int64)
-
-
-def _scikit_learn_clusters(unit: Floats, num_clusters: int, max_iterations: int, seed: int) -> Integers:
-    from sklearn.cluster import KMeans  # takes a second to import
-    from sklearn.exceptions import ConvergenceWarning
-
-    means = KMeans(num_clusters, n_init=1, max_iter=max_iterations, random_state=seed)
-    with warnings.catch_warnings():  # of fewer distinct embeddings than clusters, as after a collapse
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return np.asarray(means.fit_predict(unit), dtype=np.int64)
 
 
 def adjusted_mutual_information(classes: Integers, clusters: Integers, overlaps: Integers) -> float:

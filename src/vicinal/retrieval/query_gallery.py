@@ -24,7 +24,6 @@ class QueryGallery:
         gallery: [g, dim]; the same object as `queries` where one set searches itself.
         exclude_self: int64 [q], the gallery row that is the query itself, -1 for a query outside of the gallery.
         chunk_size: number of queries per block of a search; None chooses as many as fit into the memory budget.
-        ranking: the queries' nearest neighbors, if they were found before.
         num_neighbors: how many neighbors per query will be asked for at most, so that the first search finds them all.
 
     Example:
@@ -40,12 +39,11 @@ class QueryGallery:
         gallery: UnitVectors,
         exclude_self: Integers,
         chunk_size: int | None = None,
-        ranking: Neighbors | None = None,
         num_neighbors: int = 0,
     ) -> None:
         self.queries, self.gallery, self.exclude_self = queries, gallery, exclude_self
         self.chunk_size, self._num_neighbors = chunk_size, num_neighbors
-        self._ranking = ranking
+        self._ranking: Neighbors | None = None
 
     @classmethod
     def leave_one_out(cls, vectors: UnitVectors, chunk_size: int | None = None) -> QueryGallery:

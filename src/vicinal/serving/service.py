@@ -25,7 +25,7 @@ from vicinal.serving.matches import Query, check_condition, search_batch, shown_
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Fetcher
 from vicinal.serving.store import UpgradedError, open_store, remove_image, write_image
-from vicinal.serving.workers import DecodingPool, Thumbnails
+from vicinal.serving.workers import DecodingPool
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -78,7 +78,6 @@ class Service:
         self._pool: DecodingPool | None = None
         self._pools: list[DecodingPool] = []  # the last one, and after an upgrade the one before
         self._stack: ExitStack | None = None
-        self._thumbnails: Thumbnails | None = None
         self._local: LocalQueries | None = None
 
     def __enter__(self) -> Service:
@@ -93,7 +92,6 @@ class Service:
             if self.embedder is not None:
                 self._local = self._local_queries(self.embedder, self.index.local_settings)
             self._pool = self._new_pool(self.embedder, self._local)
-            self._thumbnails = Thumbnails(self._pool)
             if self._load_models is not None:
                 self.store.load_model = self._load_model
             self._add_gauges()
@@ -127,7 +125,7 @@ class Service:
         pool = self._new_pool(embedder, local)
 
         def take_into_use() -> None:
-            self.embedder, self._pool, self._thumbnails = embedder, pool, Thumbnails(pool)
+            self.embedder, self._pool = embedder, pool
             self._local, self.store.refiner = local, refiner
 
         return take_into_use
@@ -278,12 +276,12 @@ class Service:
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""
         record = await self._record(number)
-        if "path" not in record or self._thumbnails is None:
+        if "path" not in record or self._pool is None:
             raise Problem(404, f"item {number} has no image")
         file = self.store.image_file(record["path"])
         try:
             box = tuple(record["box"]) if "box" in record else None
-            return await self._thumbnails.get(ThumbnailTask(str(file), box, size))
+            return await asyncio.wrap_future(self._pool.submit(ThumbnailTask(str(file), box, size)))
         except InputError:
             raise Problem(404, f"item {number} has no image that can be read") from None
 

@@ -22,7 +22,6 @@ from vicinal.retrieval import (
     neighbors,
     query_gallery,
     rerank,
-    top_k,
 )
 from vicinal.retrieval.reranking import base, expansion, neighbor_sets, reciprocal
 from vicinal.utils.errors import InputError
@@ -161,10 +160,6 @@ def test_leave_one_out_takes_a_single_search(monkeypatch, method: Reranking) -> 
     assert searches == [9]
     np.testing.assert_array_equal(found.ids, wanted.ids)
     np.testing.assert_array_equal(found.scores, wanted.scores)
-    ranking = top_k(vectors, vectors, 12, exclude_self=exclude_self)
-    again = rerank(vectors, vectors, 9, method, exclude_self=exclude_self, ranking=ranking)
-    assert searches == [9]
-    np.testing.assert_array_equal(again.ids, wanted.ids)
 
 
 @pytest.mark.parametrize("method", EACH, ids=str)
@@ -177,8 +172,6 @@ def test_excluded_groups_may_be_neighbors(method: Reranking) -> None:
     grouped = {"query_groups": groups, "gallery_groups": groups, "exclude_self": exclude_self}
     for wish in (3, k):
         check(rerank(vectors, vectors, wish, method, **grouped), wanted)
-        ranking = top_k(vectors, vectors, wish, **grouped)
-        check(rerank(vectors, vectors, wish, method, **grouped, ranking=ranking), wanted)
 
 
 def test_no_queries() -> None:
@@ -205,12 +198,8 @@ def test_bad_input(monkeypatch) -> None:
         (DatabaseAugmentation(n=10), "n = 10 is too large for a gallery of 10 images; use n <= 9"),
     ):
         refused_call(message, rerank, vectors, vectors, 3, method, exclude_self=exclude_self)
-    ranking, method = top_k(vectors, vectors, 4, exclude_self=exclude_self), ContextualReranking(k=3)
-    with pytest.raises(InputError, match="ranking holds 4 images per query"):
-        rerank(vectors, vectors, 5, method, exclude_self=exclude_self, ranking=ranking)
-    refused_call("does not belong to these queries", rerank, vectors[:5], vectors, 3, method, ranking=ranking)
     with pytest.raises(InputError, match="k = 10 is larger than the 9 gallery images left for query 0"):
-        rerank(vectors, vectors, 10, method, exclude_self=exclude_self)
+        rerank(vectors, vectors, 10, ContextualReranking(k=3), exclude_self=exclude_self)
     one = vectors[:1]
     for method in (ContextualReranking(), ReciprocalReranking(), DatabaseAugmentation()):
         name = type(method).__name__
@@ -220,22 +209,6 @@ def test_bad_input(monkeypatch) -> None:
     monkeypatch.setattr(neighbors, "MAX_PAIRS", 50)
     with pytest.raises(InputError, match="hold more than 50 others: use a smaller k or epsilon"):
         rerank(np.ones((10, 2)), np.ones((10, 2)), 3, ContextualReranking(k=3))
-
-
-def test_ranking_of_other_arguments_is_refused() -> None:
-    vectors, exclude_self, groups = lattice(10, 6, 0), np.arange(10), np.arange(10) // 2
-    method = ContextualReranking(k=3)
-    grouped = {"exclude_self": exclude_self, "query_groups": groups, "gallery_groups": groups}
-    for ranking, arguments, left_out in (
-        (top_k(vectors, vectors, 4), {"exclude_self": exclude_self}, "row 0 for query 0"),
-        (top_k(vectors, vectors, 9, exclude_self=exclude_self), grouped, "row 1 for query 0"),
-    ):
-        with pytest.raises(InputError, match=f"the ranking lists gallery {left_out}, which is excluded as itself or"):
-            rerank(vectors, vectors, 3, method, **arguments, ranking=ranking)
-    ranking = top_k(vectors, vectors, 4, exclude_self=exclude_self)
-    ranking.ids[2, 1] = -1
-    with pytest.raises(InputError, match="the ranking does not belong to these queries and this gallery"):
-        rerank(vectors, vectors, 3, method, exclude_self=exclude_self, ranking=ranking)
 
 
 def test_average_query_expansion_ignores_negative_similarities() -> None:

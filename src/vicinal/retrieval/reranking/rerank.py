@@ -15,7 +15,6 @@ from vicinal.retrieval.refinement import Refinement
 from vicinal.retrieval.reranking.base import RerankedScores, Reranking, ScoreIncrements
 from vicinal.retrieval.scores import Array, UnitVectors, check_chunk_size, check_same_dim, pair_scores
 from vicinal.utils.arrays import Booleans, Floats, Integers
-from vicinal.utils.errors import InputError
 
 BLOCK_QUERIES = 256  # queries whose increments are merged at a time
 
@@ -71,7 +70,6 @@ def rerank(
     exclude_self: Integers | None = None,
     query_groups: Integers | None = None,
     gallery_groups: Integers | None = None,
-    ranking: Neighbors | None = None,
     chunk_size: int | None = None,
     device: torch.device | str | None = None,
 ) -> Neighbors:
@@ -91,8 +89,6 @@ def rerank(
         exclude_self: int64 [q].
         query_groups: int64 [q].
         gallery_groups: int64 [g].
-        ranking: the result of `top_k` for the same arguments, including `exclude_self` and groups, at least k per
-            query; it saves a search.
         chunk_size: number of queries per block.
         device: where to compute.
 
@@ -100,8 +96,7 @@ def rerank(
         Gallery rows and the method's scores; equal scores are in gallery order.
 
     Raises:
-        InputError: as `top_k`; or the method asks for more neighbors than the gallery has; or `ranking` does not
-            belong to these queries, contains what they must not find, or is shorter than `k`.
+        InputError: as `top_k`; or the method asks for more neighbors than the gallery has.
 
     Example:
         >>> from vicinal.retrieval import ContextualReranking
@@ -116,7 +111,7 @@ def rerank(
         unit_gallery = UnitVectors(gallery, "gallery vector", device=unit_queries.device)
     check_same_dim(unit_queries, unit_gallery)
     exclusions = Exclusions(len(unit_queries), len(unit_gallery), exclude_self, query_groups, gallery_groups)
-    return nearest_reranked(unit_queries, unit_gallery, k, method, exclusions, chunk_size, ranking)
+    return nearest_reranked(unit_queries, unit_gallery, k, method, exclusions, chunk_size)
 
 
 def nearest_reranked(
@@ -126,38 +121,20 @@ def nearest_reranked(
     method: Reranking,
     exclusions: Exclusions,
     chunk_size: int | None = None,
-    ranking: Neighbors | None = None,
 ) -> Neighbors:
     """Find the first `k` of each query's re-ranked gallery as :func:`rerank` does, for unit vectors."""
     exclusions.check_enough(k)
-    if ranking is not None:
-        _check_ranking(ranking, len(gallery), k, exclusions)
     # Without groups a single search is long enough for both the method and the result.
-    known, longest = (None, 0) if exclusions.has_groups else (ranking, max(k, method.num_neighbors))
-    query_gallery = QueryGallery(queries, gallery, exclusions.exclude_self, chunk_size, known, longest)
+    longest = 0 if exclusions.has_groups else max(k, method.num_neighbors)
+    query_gallery = QueryGallery(queries, gallery, exclusions.exclude_self, chunk_size, longest)
     reranked = method.apply(query_gallery)
     if reranked.queries is not queries or reranked.gallery is not gallery:
         ranking = nearest(reranked.queries, reranked.gallery, k, exclusions, chunk_size)
     elif not exclusions.has_groups:
         ranking = query_gallery.query_neighbors(min(longest, query_gallery.max_neighbors))
-    elif ranking is None:
+    else:
         ranking = nearest(queries, gallery, k, exclusions, chunk_size)
     return _Merger(reranked, exclusions, k).merge(ranking)
-
-
-def _check_ranking(ranking: Neighbors, num_gallery: int, k: int, exclusions: Exclusions) -> None:
-    rows, num_queries = ranking.ids, len(exclusions.exclude_self)
-    if len(rows) != num_queries or rows.max(initial=0) >= num_gallery or rows.min(initial=0) < 0:
-        raise InputError("the ranking does not belong to these queries and this gallery; pass their result of top_k")
-    if rows.shape[1] < k:
-        raise InputError(f"the ranking holds {rows.shape[1]} images per query; use k <= {rows.shape[1]}, not k = {k}")
-    allowed = exclusions.allows(np.arange(num_queries)[:, None], rows)
-    if not allowed.all():
-        query, column = (int(found[0]) for found in (~allowed).nonzero())
-        raise InputError(
-            f"the ranking lists gallery row {rows[query, column]} for query {query}, which is excluded as itself or of "
-            "its group; pass the result of top_k with the same exclude_self and groups"
-        )
 
 
 @dataclass(frozen=True)
