@@ -30,6 +30,7 @@ from benchmarks.table import print_machine, take_turns
 from vicinal import Index, Table
 from vicinal.retrieval import top_k
 from vicinal.retrieval.index.faiss_engine import FaissEngine
+from vicinal.retrieval.index.kinds import HNSW_SEARCH
 
 faiss: Any = faiss_with_stubs  # its type stubs lack the Python arguments of most classes
 
@@ -82,7 +83,7 @@ def search_with_selector(index: Index, queries: Vectors) -> Ids:
     mask[index.metadata.ids] = True
     selector = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
     parameters = {
-        "hnsw": lambda: faiss.SearchParametersHNSW(efSearch=128, sel=selector),
+        "hnsw": lambda: faiss.SearchParametersHNSW(efSearch=HNSW_SEARCH, sel=selector),
         "ivfpq": lambda: faiss.SearchParametersIVF(nprobe=32, sel=selector),
     }[index.kind]()
     unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)

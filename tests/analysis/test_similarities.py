@@ -35,8 +35,8 @@ def test_histogram_fractions() -> None:
     assert len(edges) == 11
     for fraction in fractions:
         np.testing.assert_allclose(fraction, 0.1, atol=0.01)
-    _, positive, negative = PairSimilarities(np.full(5, 0.9), np.full(9, 0.1)).histogram()
-    assert (positive[-1], negative[0], positive @ negative) == (1, 1, 0)
-    _, positive, negative = PairSimilarities(np.full(5, 0.5), np.full(5, 0.5)).histogram()
-    assert positive @ negative == 1
-    assert not np.any(PairSimilarities(np.empty(0), np.empty(0)).histogram()[1:])
+    apart = PairSimilarities(np.full(5, 0.9), np.full(9, 0.1))
+    _, positive, negative = apart.histogram()
+    assert (positive[-1], negative[0], apart.overlap) == (1, 1, 0)
+    assert PairSimilarities(np.full(5, 0.5), np.full(5, 0.5)).overlap == 1
+    assert PairSimilarities(np.empty(0), np.empty(0)).overlap == 0

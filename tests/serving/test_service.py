@@ -35,6 +35,13 @@ def test_a_reader_refuses_changes_before_it_works_on_them(pictures: Path, model:
         assert 'vicinal_batch_size_count{batch="embed"} 0.0' in reader.get("/metrics").text
 
 
+def test_a_model_that_was_loaded_in_vain_closes_nothing_in_use(pictures: Path, model: Embedder) -> None:
+    with client_of(pictures / "index", model, load_models=lambda _: (model, None), decode_workers=1) as client:
+        for _ in range(2):  # nothing takes it into use, as where the index cannot be read after it
+            client.service._load_model({})  # type: ignore[attr-defined]
+            assert client.post("/search", files={"image": ("x", noise(1))}).status_code == 200
+
+
 def test_a_client_that_hangs_up_leaves_no_image(
     tmp_path: Path, model: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

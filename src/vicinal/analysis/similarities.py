@@ -47,6 +47,12 @@ class PairSimilarities:
         )
         return edges, positive, negative
 
+    @property
+    def overlap(self) -> float:
+        """The area that both histograms have in common, from 0 (separate) to 1 (equal)."""
+        _, positive, negative = self.histogram()
+        return float(np.minimum(positive, negative).sum())
+
 
 def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, seed: int = 0) -> PairSimilarities:
     """Draw random pairs of a query and a gallery image, with replacement, and compute their cosine similarities.

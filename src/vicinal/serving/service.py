@@ -25,7 +25,7 @@ from vicinal.serving.matches import Query, check_condition, search_batch, shown_
 from vicinal.serving.problems import Problem
 from vicinal.serving.security import Fetcher
 from vicinal.serving.store import UpgradedError, open_store, remove_image, write_image
-from vicinal.serving.workers import DecodingPool
+from vicinal.serving.workers import DecodingPool, Thumbnails
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -78,6 +78,7 @@ class Service:
         self._pool: DecodingPool | None = None
         self._pools: list[DecodingPool] = []  # the last one, and after an upgrade the one before
         self._stack: ExitStack | None = None
+        self._thumbnails: Thumbnails | None = None
         self._local: LocalQueries | None = None
 
     def __enter__(self) -> Service:
@@ -92,6 +93,7 @@ class Service:
             if self.embedder is not None:
                 self._local = self._local_queries(self.embedder, self.index.local_settings)
             self._pool = self._new_pool(self.embedder, self._local)
+            self._thumbnails = Thumbnails(self._pool)
             if self._load_models is not None:
                 self.store.load_model = self._load_model
             self._add_gauges()
@@ -111,9 +113,10 @@ class Service:
         self._pools.append(DecodingPool(preparation, limits.decode_workers, limits.max_pixels, memory, seconds))
         return self._pools[-1]
 
-    def _close_pools(self, keep: int = 0) -> None:
-        while len(self._pools) > keep:
-            self._pools.pop(0).close()
+    def _close_pools(self, keep: DecodingPool | None = None) -> None:
+        for pool in [each for each in self._pools if each is not keep]:
+            self._pools.remove(pool)
+            pool.close()
 
     def _load_model(self, settings: Mapping[str, Any]) -> Callable[[], None]:
         """Load the model of an upgraded index; the function that is returned takes it into use."""
@@ -121,11 +124,11 @@ class Service:
         model, refiner = self._load_models(settings)
         embedder = as_image_embedder(model)
         local = self._local_queries(embedder, settings.get("local_features"))
-        self._close_pools(keep=1)  # requests may still use the last one
+        self._close_pools(keep=self._pool)  # requests use it; a model that was loaded in vain has another
         pool = self._new_pool(embedder, local)
 
         def take_into_use() -> None:
-            self.embedder, self._pool = embedder, pool
+            self.embedder, self._pool, self._thumbnails = embedder, pool, Thumbnails(pool)
             self._local, self.store.refiner = local, refiner
 
         return take_into_use
@@ -276,12 +279,12 @@ class Service:
     async def thumbnail(self, number: int, size: int) -> bytes:
         """Answer `GET /items/{id}/image`."""
         record = await self._record(number)
-        if "path" not in record or self._pool is None:
+        if "path" not in record or self._thumbnails is None:
             raise Problem(404, f"item {number} has no image")
         file = self.store.image_file(record["path"])
         try:
             box = tuple(record["box"]) if "box" in record else None
-            return await asyncio.wrap_future(self._pool.submit(ThumbnailTask(str(file), box, size)))
+            return await self._thumbnails.get(ThumbnailTask(str(file), box, size))
         except InputError:
             raise Problem(404, f"item {number} has no image that can be read") from None
 

@@ -1,10 +1,12 @@
-"""A pool of processes that decode images and make thumbnails; if a process dies, only its current request fails."""
+"""A pool of processes that decode images, and thumbnails; if a process dies, only its current request fails."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import shutil
 import threading
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import forkserver
@@ -15,8 +17,24 @@ from vicinal.serving.decoding import Failure, ImageTask, Preparation, ThumbnailT
 from vicinal.serving.problems import Problem
 from vicinal.utils.errors import InputError
 
+MAX_THUMBNAILS = 512  # that are remembered
 START_SECONDS = 120.0
 STOP_SECONDS = 2.0
+
+
+class Thumbnails:
+    """Makes thumbnails, JPEG files."""
+
+    def __init__(self, pool: DecodingPool) -> None:
+        self._pool = pool
+        self._known: OrderedDict[ThumbnailTask, bytes] = OrderedDict()
+
+    async def get(self, task: ThumbnailTask) -> bytes:
+        if task not in self._known:
+            self._known[task] = await asyncio.wrap_future(self._pool.submit(task))
+            while len(self._known) > MAX_THUMBNAILS:
+                self._known.popitem(last=False)
+        return self._known[task]
 
 
 class DecodingPool:

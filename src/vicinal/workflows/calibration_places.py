@@ -20,11 +20,15 @@ LARGER = 2  # times as many gallery images make false accepts more frequent than
 
 
 def keep_calibration(
-    calibration: Calibration, index: Path | str | None, model: Path | None, file: Path | None
+    calibration: Calibration, index: Path | str | None = None, model: Path | None = None, file: Path | None = None
 ) -> list[str]:
-    """Write a calibration to an index, the folder of a model and a .json file, as far as given, and name them.
+    """Write a calibration to all given places, and name them.
 
-    An index that is built with the model takes the calibration from there.
+    Args:
+        calibration: what to write.
+        index: the folder of an index, or its URL.
+        model: the folder of a model; an index that is built later with the model takes the calibration from there.
+        file: a .json file.
 
     Raises:
         InputError: the index has embeddings of another model, or cannot be read.

@@ -140,11 +140,10 @@ def similarities_figure(similarities: PairSimilarities) -> Markup | None:
         return None
     edges, *fractions = similarities.histogram()
     groups = dict(zip(("of one class", "of two classes"), (100 * each for each in fractions), strict=True))
-    overlap = float(np.minimum(*fractions).sum())
     x_name, y_name = "cosine similarity", "% of the pairs"
     text = (
         f"{len(positive):,} pairs of one class (mean {positive.mean():.3f}) and {len(negative):,} of two "
-        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(overlap)}."
+        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(similarities.overlap)}."
     )
     numbers = bins_table("% of the pairs, by similarity", x_name, edges, groups, ".3f")
     return figure(histogram_chart(edges, groups, x_name, y_name, text), text, numbers)
