@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vicinal.analysis.outliers import ImageFacts, class_sizes, image_facts, outliers
     from vicinal.analysis.refiner import metrics_by_depth
     from vicinal.analysis.scores import class_scores, queries_by_score, query_changes
-    from vicinal.analysis.similarities import PairSimilarities, pair_similarities
+    from vicinal.analysis.similarities import PairSimilarities, SimilarityHistogram, pair_similarities
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -38,6 +38,7 @@ __all__ = [
     "ImageFacts",
     "PairSimilarities",
     "QueryNeighbors",
+    "SimilarityHistogram",
     "class_probabilities",
     "class_scores",
     "class_sizes",

@@ -17,6 +17,26 @@ MAX_DRAWS = 4  # of a gallery image, until it makes a pair of the wanted kind wi
 
 
 @dataclass(frozen=True, eq=False)
+class SimilarityHistogram:
+    """Histograms of positive and of negative pairs over the same bins.
+
+    Attributes:
+        edges: float64 [num_bins + 1], of the bins.
+        positive: float64 [num_bins], the fraction of the positive pairs in each bin.
+        negative: float64 [num_bins], the fraction of the negative pairs in each bin.
+    """
+
+    edges: Doubles
+    positive: Doubles
+    negative: Doubles
+
+    @property
+    def overlap(self) -> float:
+        """The area that the histograms have in common, from 0 (separate) to 1 (equal)."""
+        return float(np.minimum(self.positive, self.negative).sum())
+
+
+@dataclass(frozen=True, eq=False)
 class PairSimilarities:
     """Cosine similarities of random pairs of a query and a gallery image.
 
@@ -28,30 +48,18 @@ class PairSimilarities:
     positive: Doubles
     negative: Doubles
 
-    def histogram(self, num_bins: int = 60) -> tuple[Doubles, Doubles, Doubles]:
-        """The edges of bins over the range of all similarities, and the fraction of each kind of pair in each bin.
-
-        Returns:
-            float64 [num_bins + 1], of the bins; float64 [num_bins], of the positive pairs; and of the negative ones.
+    def histogram(self, num_bins: int = 60) -> SimilarityHistogram:
+        """Bin both kinds of pairs, over the range of all similarities.
 
         Example:
-            >>> edges, positive, negative = PairSimilarities(np.array([0.9, 1.0]), np.array([0.0, 0.1])).histogram(2)
-            >>> positive, negative
-            (array([0., 1.]), array([1., 0.]))
+            >>> PairSimilarities(np.array([0.9, 1.0]), np.array([0.0, 0.1])).histogram(num_bins=2).overlap
+            0.0
         """
         both = np.concatenate([self.positive, self.negative])
         low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
         edges = np.linspace(low, high if high > low else low + 1e-3, num_bins + 1)
-        positive, negative = (
-            np.histogram(each, edges)[0] / max(len(each), 1) for each in (self.positive, self.negative)
-        )
-        return edges, positive, negative
-
-    @property
-    def overlap(self) -> float:
-        """The area that both histograms have in common, from 0 (separate) to 1 (equal)."""
-        _, positive, negative = self.histogram()
-        return float(np.minimum(positive, negative).sum())
+        fractions = (np.histogram(each, edges)[0] / max(len(each), 1) for each in (self.positive, self.negative))
+        return SimilarityHistogram(edges, *fractions)
 
 
 def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, seed: int = 0) -> PairSimilarities:

@@ -138,15 +138,15 @@ def similarities_figure(similarities: PairSimilarities) -> Markup | None:
     positive, negative = similarities.positive, similarities.negative
     if not len(positive) or not len(negative):
         return None
-    edges, *fractions = similarities.histogram()
-    groups = dict(zip(("of one class", "of two classes"), (100 * each for each in fractions), strict=True))
+    histogram = similarities.histogram()
+    groups = {"of one class": 100 * histogram.positive, "of two classes": 100 * histogram.negative}
     x_name, y_name = "cosine similarity", "% of the pairs"
     text = (
         f"{len(positive):,} pairs of one class (mean {positive.mean():.3f}) and {len(negative):,} of two "
-        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(similarities.overlap)}."
+        f"(mean {negative.mean():.3f}), drawn at random. The histograms overlap by {percent(histogram.overlap)}."
     )
-    numbers = bins_table("% of the pairs, by similarity", x_name, edges, groups, ".3f")
-    return figure(histogram_chart(edges, groups, x_name, y_name, text), text, numbers)
+    numbers = bins_table("% of the pairs, by similarity", x_name, histogram.edges, groups, ".3f")
+    return figure(histogram_chart(histogram.edges, groups, x_name, y_name, text), text, numbers)
 
 
 def hubs_section(frames: ImageFrames, neighbors: QueryNeighbors) -> Section:
