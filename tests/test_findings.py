@@ -58,6 +58,14 @@ def test_settings_that_another_question_tunes_are_those_of_the_same_loss(name):
             assert Question.read(question).methods[other].search, own
 
 
+def test_all_methods_are_compared_to_the_one_that_is_named():
+    question = Question.read("regularizer").compared_to("NT-Xent")
+    assert question.reference == "NT-Xent"
+    assert {method.reference for method in question.methods.values()} == {None}
+    with pytest.raises(SystemExit, match="reference 'none' must be one of"):
+        question.compared_to("none")
+
+
 def pixels(table: Table) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path)) for path in table.paths])
 

@@ -37,15 +37,17 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
+    parser.add_argument("--reference", help="the method that all others are compared to, in place of the question's")
     arguments = parser.parse_args()
-    questions = [
-        Runs(Question.read(name, arguments.dataset), arguments.root, arguments.out) for name in arguments.questions
-    ]
-    for runs in questions:
+    questions = [Question.read(name, arguments.dataset) for name in arguments.questions]
+    if arguments.reference is not None:
+        questions = [each.compared_to(arguments.reference) for each in questions]
+    all_runs = [Runs(each, arguments.root, arguments.out) for each in questions]
+    for runs in all_runs:
         if not arguments.tables:
             runs.make(arguments.jobs)
     print_machine()
-    for runs in questions:
+    for runs in all_runs:
         print_tables(runs)
 
 

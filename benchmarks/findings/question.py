@@ -71,6 +71,13 @@ class Question:
         """The name of the folder of its runs."""
         return self.name if self.dataset == self.own_dataset else f"{self.name}_{self.dataset}"
 
+    def compared_to(self, reference: str) -> Question:
+        """The question with all methods compared to this one."""
+        if reference not in self.methods:
+            raise SystemExit(f"{self.name}: reference {reference!r} must be one of {list(self.methods)}")
+        methods = {name: replace(method, reference=None) for name, method in self.methods.items()}
+        return replace(self, reference=reference, methods=methods)
+
     @property
     def regime(self) -> Path:
         """The recipe that all methods have in common."""
