@@ -197,8 +197,8 @@ class TuneSettings:
         trials: number of trials, those of earlier commands on this study included.
         sampler: how settings are proposed: "tpe", the tree-structured Parzen estimator, learns from the trials before;
             "random" does not; "sobol" does not either, and covers numbers more evenly than "random" with few trials.
-        prune: end trials early whose validation scores are worse than the median at the same epoch, or by Hyperband,
-            which gives many trials few epochs and few trials all; with several folds, the first one decides.
+        prune: "median" ends trials early whose validation scores are worse than the median at the same epoch; with
+            several folds, the first one decides.
         held_out: the classes that validate: "half", the second half of the training classes in order, while the first
             half trains; "val", the split val of the data; or a number of folds, each of which validates once.
         seeds: number of seeds with which the best trials are trained; their mean decides which one is best.
@@ -215,7 +215,7 @@ class TuneSettings:
 
     trials: int = 20
     sampler: Sampler = "tpe"
-    prune: Literal["none", "median", "hyperband"] = "none"
+    prune: Literal["none", "median"] = "none"
     held_out: str = "half"
     seeds: int = 1
     top: int = 3

@@ -84,15 +84,11 @@ def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampl
     return TPESampler(seed=own_seed, constant_liar=True)
 
 
-def make_pruner(settings: TuneSettings, num_epochs: int) -> BasePruner:
-    """Optuna's pruner of a search with trials of this number of epochs."""
-    from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+def make_pruner(settings: TuneSettings) -> BasePruner:
+    """Optuna's pruner of a search."""
+    from optuna.pruners import MedianPruner, NopPruner
 
-    if settings.prune == "median":
-        return MedianPruner(n_startup_trials=NUM_STARTUP)
-    if settings.prune == "hyperband":
-        return HyperbandPruner(min_resource=1, max_resource=max(num_epochs, 1), reduction_factor=3)
-    return NopPruner()
+    return MedianPruner(n_startup_trials=NUM_STARTUP) if settings.prune == "median" else NopPruner()
 
 
 def run_trials(

@@ -154,9 +154,7 @@ class Search:
         self.base = study.base.settings
         held_out = settings.held_out
         self.tables = [held_out] if held_out in ("half", "val") else [f"fold{at}" for at in range(int(held_out))]
-        self.trials = trials.open_trials(
-            self.folder, SECTION, trials.make_pruner(settings, self.base.length.last_epoch or 1)
-        )
+        self.trials = trials.open_trials(self.folder, SECTION, trials.make_pruner(settings))
         self.trials.sampler = trials.seeded_sampler(self.trials, settings, self.base.seed)
         self.seeds = trials.open_trials(self.folder, "seeds")
 
