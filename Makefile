@@ -13,8 +13,8 @@ DEMO := demo
 SITE := build/docs
 # Threads that spin while they wait for a busy core are far slower than threads that sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Where the environment forbids writing bytecode, each process compiles torch and its like anew: 8 seconds of CPU time.
-export PYTHONDONTWRITEBYTECODE =
+# Let Python write bytecode, also where the environment says not to: else each process compiles torch anew, for 8 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint format types docs tests clean
 

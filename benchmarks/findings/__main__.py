@@ -4,6 +4,7 @@
     python -m benchmarks.findings losses label_noise --root DATA --out RUNS --tables   # prints the finished runs
 
     python -m benchmarks.findings losses --dataset emoji --root DATA --out RUNS        # from ImageNet weights
+    python -m benchmarks.findings losses --root DATA --out RUNS --tables --reference CCL    # differences to CCL
 
 DATA holds the files of the dataset: Omniglot's zips, grocery.zip, emoji.zip or nyala.zip. Runs on emoji,
 grocery_imagenet and nyala start from EfficientNet-Lite0 with weights of ImageNet, others from the network that
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each (default: 1)")
     parser.add_argument("--tables", action="store_true", help="train nothing, print the finished runs")
-    parser.add_argument("--reference", help="the method that all others are compared to, in place of the question's")
+    parser.add_argument("--reference", help="compare all methods to this one, which all questions given have")
     arguments = parser.parse_args()
     questions = [Question.read(name, arguments.dataset) for name in arguments.questions]
     if arguments.reference is not None:
@@ -46,6 +47,9 @@ def main() -> None:
     for runs in all_runs:
         if not arguments.tables:
             runs.make(arguments.jobs)
+        conditions = runs.question.conditions if arguments.reference else ()
+        if not all(runs.of(arguments.reference, each) for each in conditions):
+            parser.error(f"{runs.question.folder}: {arguments.reference} has no finished runs; run it without --tables")
     print_machine()
     for runs in all_runs:
         print_tables(runs)
