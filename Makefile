@@ -13,7 +13,7 @@ DEMO := demo
 SITE := build/docs
 # Threads that spin while they wait for a busy core are far slower than threads that sleep.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Let Python write bytecode, also where the environment says not to: else each process compiles torch anew, for 8 seconds.
+# Let Python write bytecode, also where the environment says not to: else each process compiles torch anew, in 11 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint format types docs tests clean
