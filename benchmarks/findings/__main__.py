@@ -47,8 +47,7 @@ def main() -> None:
     for runs in all_runs:
         if not arguments.tables:
             runs.make(arguments.jobs)
-        conditions = runs.question.conditions if arguments.reference else ()
-        if not all(runs.of(arguments.reference, each) for each in conditions):
+        if arguments.reference is not None and not runs.has(arguments.reference):
             parser.error(f"{runs.question.folder}: {arguments.reference} has no finished runs; run it without --tables")
     print_machine()
     for runs in all_runs:

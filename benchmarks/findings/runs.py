@@ -60,6 +60,10 @@ class Runs:
         folders = [self.folder(Run(method, condition, seed)) for seed in SEEDS]
         return [each for each in folders if each.model.exists()]
 
+    def has(self, method: str) -> bool:
+        """Whether a method has a finished run under each condition."""
+        return all(self.of(method, condition) for condition in self.question.conditions)
+
     def folder(self, run: Run) -> RunFolder:
         """Where a run is."""
         name = _file_name(run.method, run.condition, str(run.seed))
