@@ -39,8 +39,9 @@ class Matryoshka(Loss):
     then be used alone: `Embedder.embed(..., dim=m)`, or `--dim m` of the commands.
 
     Value and gradient are those of separate losses. Pair-based and ranking losses without parameters go over batches of
-    up to 1,024 embeddings once: the pairs are found once, and the rows of all prefixes are one call of the loss. Larger
-    batches, where that saves nothing, and all other losses take one call per prefix.
+    one tile (1,024 embeddings, more with several threads or on a GPU) once: the pairs are found once, and the rows of
+    all prefixes are one call of the loss. Larger batches, where that saves nothing, and all other losses take one call
+    per prefix.
 
     All prefixes use the same parameters of the loss: class centers are cut like the embeddings (the paper's efficient
     variant, MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes,

@@ -66,12 +66,12 @@ def test_sweep_prints_a_table(working: Path, capsys: pytest.CaptureFixture[str])
     assert [line.split()[0] for line in text.splitlines()[2:]] == ["4", "8"]
     metrics = json.loads(output(capsys, "evaluate", "grid/cells/001_0", "--split", "test", "--json", "--device", "cpu"))
     cell = json.loads(output(capsys, "sweep", "--out", "grid", "--json"))["cells"][1]
-    assert cell["metrics"][0]["recall@1"] == pytest.approx(metrics["results"][0]["value"])
+    assert cell["metrics"]["0"]["recall@1"] == pytest.approx(metrics["results"][0]["value"])
     assert "clusters = True differs from the study's own False" in refused(capsys, "sweep", *words, "--clusters")
 
 
 def test_failures_of_a_sweep_are_its_exit_status(working: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    cells = (SweepCell({"epochs": 1}, ({"mAP": 0.5},)), SweepCell({"epochs": 2}, (), ("lack of memory",)))
+    cells = (SweepCell({"epochs": 1}, {0: {"mAP": 0.5}}), SweepCell({"epochs": 2}, {}, ("lack of memory",)))
     monkeypatch.setattr(sweep, "sweep", lambda *_: SweepResult(("epochs",), cells, "mAP"))
     assert main(["sweep", "recipe.yaml", "--out", "grid", "--grid.epochs=[1, 2]"]) == 1
     printed = capsys.readouterr()

@@ -49,13 +49,16 @@ def test_every_cell_is_trained_and_evaluated_with_every_seed(study_recipe: Path)
         "optimizer.lr   model.dim   recall@1       recall@1 - first [95 %]",
         "0.01           8           58.00 ± 1.41",
     ]
-    chance = SweepResult(("lr",), tuple(SweepCell({"lr": lr}, tuple({"mAP": each} for each in values)) for lr, values in
-                                        ((1, (0.5, 0.6, 0.7)), (2, (0.6, 0.6, 0.9)))), "mAP")  # fmt: skip
+    first, second, third = (
+        SweepCell({"lr": lr}, {seed: {"mAP": value} for seed, value in values.items()})
+        for lr, values in ((1, {0: 0.5, 1: 0.6, 2: 0.7}), (2, {0: 0.6, 1: 0.6, 2: 0.9, 3: 0.1}), (3, {2: 0.1, 3: 0.2}))
+    )
     test = ttest_rel((0.6, 0.6, 0.9), (0.5, 0.6, 0.7)).confidence_interval()
-    assert chance.cells[1].difference(chance.cells[0], "mAP") == pytest.approx((0.1, *test))
+    assert second.difference(first, "mAP") == pytest.approx((0.1, *test))  # over the seeds that both have
+    assert third.difference(first, "mAP") is None
     pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(result.to_csv())), frame)
     cell = json.loads(json.dumps(result.to_dict()))["cells"][0]
-    assert cell["metrics"] == [{"recall@1": pytest.approx(0.57)}, {"recall@1": pytest.approx(0.59)}]
+    assert cell["metrics"] == {"0": {"recall@1": pytest.approx(0.57)}, "1": {"recall@1": pytest.approx(0.59)}}
     assert Image.open("study/sweep.png").width > 500
     assert not list(Path("study/cells").rglob("*.pt"))  # the models alone are kept
 
@@ -81,7 +84,7 @@ def test_a_cell_that_fails_fails_alone_and_is_tried_again_by_the_next_command(st
     assert result.failures == ["lack of memory", "lack of memory"]
     assert result.to_frame()["recall@1"].isna().tolist() == [False, True, False] * 2
     assert str(result).splitlines()[3] == "0.01           16          –          failed: lack of memory"
-    cells = [SweepCell({"lr": 0.1 * number}, ({"mAP": 0.5},) * number) for number in (1, 2)]
+    cells = [SweepCell({"lr": 0.1 * number}, {seed: {"mAP": 0.5} for seed in range(number)}) for number in (1, 2)]
     one = SweepResult(("lr",), tuple(cells), "mAP")
     assert str(one).splitlines()[2].endswith("1 seed")
     assert result.to_dict()["cells"][1]["mean"] == {"recall@1": None}

@@ -106,7 +106,7 @@ def fill_local(arguments: Arguments, reader: EmbeddingReader | None = None) -> N
 
 
 def _is_built_in_batches(arguments: Arguments) -> bool:
-    """Whether an index is built in batches that are saved: one of codes, in a folder, from stored embeddings."""
+    """Whether an index is built in batches, without all vectors in memory: one of codes, in a folder, from files."""
     from vicinal.retrieval.index.kinds import DEFAULT_RESCORE
 
     is_plain = arguments.kind in DEFAULT_RESCORE and not arguments.refiner and not inputs.is_url(arguments.index)

@@ -231,7 +231,7 @@ class _Server(uvicorn.Server):
 
 
 def run(service: Service, host: str, port: int, access: Access, is_logged: bool = True) -> None:
-    """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end, and the index is saved."""
+    """Serve until a signal stops it; SIGTERM and Ctrl-C let the requests in flight end."""
     with _listening(host, port) as listener, service:
         config = uvicorn.Config(
             create_app(service, access, is_logged),

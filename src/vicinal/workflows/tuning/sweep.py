@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ class Grid:
         cells = []
         for number, values in enumerate(self.cells):
             runs = [(number, seed) for seed in range(self.settings.seeds)]
-            metrics = tuple(found[run] for run in runs if run in found)
+            metrics = {run[1]: found[run] for run in runs if run in found}
             cells.append(SweepCell(values, metrics, tuple(self.failures[run] for run in runs if run in self.failures)))
         metric = self.settings.metric or self.study.base.settings.validation.metric
         return SweepResult(tuple(self.study.space), tuple(cells), metric)
@@ -122,35 +122,37 @@ class SweepCell:
 
     Args:
         values: the settings, by their keys.
-        metrics: the metrics on the test split by name, of each seed that has been evaluated.
+        metrics: seed -> the metrics on the test split by name; of the seeds that have been evaluated.
         failures: why runs with other seeds failed.
     """
 
     values: dict[str, Any]
-    metrics: tuple[dict[str, float], ...] = ()
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
 
     def difference(self, other: SweepCell, metric: str) -> tuple[float, float, float] | None:
-        """The mean difference to another cell over the seeds of both, and its 95 % interval (paired t).
+        """The mean difference to another cell over the seeds that both have, and its 95 % interval (paired t).
 
         The interval shows how much of the difference may be due to the seeds. Classes are not resampled. None with
-        fewer than two seeds, or where seeds are missing.
+        fewer than two such seeds.
         """
-        if len(self.metrics) != len(other.metrics) or len(self.metrics) < 2:
+        seeds = self.metrics.keys() & other.metrics.keys()
+        if len(seeds) < 2:
             return None
         from scipy.stats import t as student_t
 
-        found = np.array([one[metric] - two[metric] for one, two in zip(self.metrics, other.metrics, strict=True)])
+        found = np.array([self.metrics[seed][metric] - other.metrics[seed][metric] for seed in seeds])
         half = student_t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / math.sqrt(len(found))
         return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
 
     def mean(self, metric: str) -> float:
         """The mean over the seeds; NaN without any."""
-        return float(np.mean([each[metric] for each in self.metrics])) if self.metrics else math.nan
+        return float(np.mean([each[metric] for each in self.metrics.values()])) if self.metrics else math.nan
 
     def std(self, metric: str) -> float:
         """The sample standard deviation over the seeds; NaN with fewer than two."""
-        return float(np.std([each[metric] for each in self.metrics], ddof=1)) if len(self.metrics) > 1 else math.nan
+        values = [each[metric] for each in self.metrics.values()]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class SweepResult:
         metric: the metric of the picture.
 
     Example:
-        >>> cells = [SweepCell({"dim": dim}, ({"recall@1": score}, {"recall@1": score + 0.02}))
+        >>> cells = [SweepCell({"dim": dim}, {0: {"recall@1": score}, 1: {"recall@1": score + 0.02}})
         ...          for dim, score in ((64, 0.5), (128, 0.6))]
         >>> print(SweepResult(("dim",), tuple(cells), "recall@1"))
         mean ± standard deviation over 2 seeds, in %
@@ -179,7 +181,7 @@ class SweepResult:
     @property
     def metrics(self) -> list[str]:
         """The names of all metrics."""
-        return list(dict.fromkeys(name for cell in self.cells for each in cell.metrics for name in each))
+        return list(dict.fromkeys(name for cell in self.cells for each in cell.metrics.values() for name in each))
 
     @property
     def failures(self) -> list[str]:
