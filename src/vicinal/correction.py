@@ -52,8 +52,8 @@ class ForwardCorrection(Loss):
         transition: float32 [C, C], the rows of true classes; None if it is given by `noise_rate`.
 
     Raises:
-        InputError: the loss is of another kind or has label smoothing or sampling, or the noise rate is too high;
-            when called: the transition matrix is missing, or as the loss itself.
+        InputError: the loss is of another kind or has label smoothing or sampling, or the noise rate is not from 0 to
+            1; when called: the noise rate is too high, the transition matrix is missing, or as the loss itself.
 
     Example:
         >>> from vicinal.losses import CrossEntropyLoss

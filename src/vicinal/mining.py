@@ -17,7 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import check_finite, check_positive, check_positive_integer, check_seed, given
+from vicinal.utils.arguments import (
+    check_finite,
+    check_list,
+    check_positive,
+    check_positive_integer,
+    check_seed,
+    given,
+    shown,
+)
 from vicinal.utils.errors import InputError
 from vicinal.utils.seeds import uniform
 
@@ -51,10 +59,10 @@ class Miner(ABC):
         return False
 
     def __and__(self, other: Miner) -> IntersectionMiner:
-        return IntersectionMiner(self, other)
+        return IntersectionMiner(self, other) if isinstance(other, Miner) else NotImplemented
 
     def __or__(self, other: Miner) -> UnionMiner:
-        return UnionMiner(self, other)
+        return UnionMiner(self, other) if isinstance(other, Miner) else NotImplemented
 
 
 @dataclass(frozen=True)
@@ -251,6 +259,7 @@ class DistanceWeightedMiner(Miner):
         """The unnormalized probability of each negative; 0 for those that are never sampled."""
         # As a function of similarity the density of distances is (1 - s^2)^((d-3)/2) (1 - s)^(1/2), up to a constant.
         lowest, highest = 1 - self.nonzero_loss_cutoff**2 / 2, 1 - self.cutoff**2 / 2
+        highest = min(highest, 1 - torch.finfo(negatives.dtype).eps)  # the density at a distance of 0 is 0 or infinite
         # Those never sampled are moved to where the density is highest, so that they do not set the scale. A float mask
         # is several times faster than a bool mask.
         similarity = F.threshold(negatives, lowest, max(lowest, 0.0)).clamp_max_(highest)
@@ -268,7 +277,7 @@ class SequentialMiner(Miner):
         miners: at least one.
 
     Raises:
-        InputError: no miner is given.
+        InputError: `miners` is no list of miners, or is empty.
 
     Example:
         >>> rows = Rows(torch.tensor([[0.9, 0.6]]), torch.tensor([[0.7, 0.85, 0.5]]), None, torch.arange(1), 2)
@@ -279,8 +288,9 @@ class SequentialMiner(Miner):
     miners: Sequence[Miner]
 
     def __post_init__(self) -> None:
-        if not self.miners:
-            raise InputError("SequentialMiner: miners is empty; give at least one")
+        check_list("SequentialMiner: miners", self.miners, "miners")
+        if not self.miners or not all(isinstance(miner, Miner) for miner in self.miners):
+            raise InputError(f"SequentialMiner: miners = {shown(self.miners)} must be miners, at least one")
 
     @property
     def is_random(self) -> bool:

@@ -139,6 +139,8 @@ def test_embeddings_without_labels_and_images_have_findings_too() -> None:
     assert found.near_duplicates["row"].tolist()[:2] == [3, 5]
     assert found.counts["label_error"] == found.counts["broken"] == found.counts["small_class"] == 0
     assert "path" not in found.to_frame()
+    columns = pd.DataFrame({"is_query": np.arange(24) < 9, "is_gallery": np.arange(24) >= 9})
+    assert find_problems(vectors, Table(columns)).counts == found.counts
 
 
 def test_findings_about_boxes_are_decided_one_by_one(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_changes_of_queries_are_matched_by_path_or_by_row(noisy: Case) -> None:
     assert same["row_before"].tolist() == same["row_after"].tolist() == list(range(60))
     others = Table(frame.assign(label=frame["label"] + 1))
     assert query_changes(before, noisy.table, before, others).empty
+    boxes = Table(with_paths.frame.assign(path="/a.png", x_1=range(60), y_1=0, x_2=range(1, 61), y_2=1))
+    assert query_changes(before, boxes, before, boxes)["row_after"].tolist() == list(range(60))
 
 
 def test_changes_need_a_score_in_both(noisy: Case) -> None:

@@ -27,6 +27,11 @@ def test_pairs_of_one_group_are_not_drawn() -> None:
     assert len(pairs.negative) == 0
     alone = Table(table.frame.assign(group=-1))
     assert set(pair_similarities(vectors, alone, num_pairs=200).positive) == {0.0, 1.0}
+    twice = Table(
+        pd.DataFrame({"path": ["/a", "/b"] * 2, "label": 0, "is_query": [1, 1, 0, 0]}).astype({"is_query": bool})
+    )
+    twice = Table(twice.frame.assign(is_gallery=~twice.frame["is_query"]))
+    assert set(pair_similarities(np.eye(2)[[0, 1, 0, 1]], twice, num_pairs=200).positive) == {0.0}
 
 
 def test_histogram_fractions() -> None:

@@ -62,6 +62,11 @@ def test_a_calibration_says_what_its_scores_say(score: str) -> None:
     known = np.average(found.probability(values), weights=weights)
     assert known == pytest.approx(np.average(target, weights=weights), abs=1e-9)  # calibrated in the mean
     assert (found.num_queries, found.num_gallery, found.fingerprint) == (len(table), len(table), "m")
+    ood = np.full(10, scores.unknown.max() + 0.1)
+    strict = calibrate(vectors, table, 0.1, score=score, resampling=FEW, ood=ood)
+    assert strict.threshold_interval == (strict.threshold, strict.threshold)
+    assert strict.threshold > ood[0]
+    assert strict.held_out_false_accept_rate == 0
 
 
 @pytest.mark.parametrize("score", ["similarity", "margin"])

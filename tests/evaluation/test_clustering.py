@@ -12,7 +12,7 @@ from sklearn.metrics.cluster import pair_confusion_matrix
 
 from tests.refusals import refused_call
 from vicinal.data import Table
-from vicinal.evaluation import cluster, cluster_metrics, cluster_threshold
+from vicinal.evaluation import cluster, cluster_agreement, cluster_metrics, cluster_threshold
 
 
 def blobs(rows: int = 120, classes: int = 6, noise: float = 0.1) -> tuple[np.ndarray, Table]:
@@ -74,9 +74,8 @@ def test_bad_input() -> None:
         refused_call(
             rf"seed = {seed} is invalid; use an integer from 0 to 2\*\*31 - 1", cluster, vectors, table, seed=seed
         )
-    refused_call(
-        r"labels and clusters have the shapes \[2\] and \[1\]; there must be one of", cluster_metrics, [0, 1], [0]
-    )
+    for metrics in (cluster_metrics, cluster_agreement):
+        refused_call(r"labels and clusters have the shapes \[2\] and \[1\]; there must be one", metrics, [0, 1], [0])
     for missing in (None, float("nan")):
         refused_call(f"label 1 is {missing}; every image needs one", cluster_metrics, [1, missing], [0, 1])
         refused_call(f"cluster 0 is {missing}; every image needs one", cluster_metrics, [1, 2], [missing, 1])

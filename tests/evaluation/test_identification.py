@@ -123,3 +123,5 @@ def test_what_cannot_be_evaluated_is_refused() -> None:
         evaluate_identification(np.eye(2), Table(pd.DataFrame({"label": [0, 1]})), calibration)
     with pytest.raises(InputError, match="confidence_level"):
         evaluate_identification(vectors, table, calibration, confidence_level=2)
+    with pytest.raises(InputError, match="is_gallery"):
+        evaluate_identification(vectors, Table(table.frame.assign(is_query=True)), calibration)

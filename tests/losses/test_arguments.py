@@ -58,8 +58,10 @@ from vicinal.mining import (
     Miner,
     MultiSimilarityMiner,
     SemiHardMiner,
+    SequentialMiner,
 )
 from vicinal.mixing import SiMix
+from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.errors import InputError
 from vicinal.weighting import EqualWeights, LossWeights, WeightedPairLoss
 
@@ -132,7 +134,7 @@ IMPOSSIBLE: list[tuple[type, str, object]] = [
     (DistanceWeightedMiner, "seed", -1),
     *((DistanceWeightedMiner, "cutoff", value) for value in (0.0, 1.5, math.nan)),
     *((CrossBatchMemory, "size", value) for value in (0, -1)),
-    (CrossBatchMemory, "warmup", -1),
+    *((CrossBatchMemory, "warmup", value) for value in (-1, 0.5)),
     *((SiMix, "virtual_per_class", value) for value in (0, 1.5)),
     *((SiMix, "seed", value) for value in (-1, 1.5)),
 ]
@@ -180,6 +182,11 @@ def test_a_beta_a_class_needs_labels_that_are_classes() -> None:
     refused_call(r"labels from -1 to 2", loss, x, torch.tensor([0, -1, 2]))
     refused_call("needs one int label per embedding", loss, x, positive=torch.eye(3, dtype=torch.bool))
     assert loss(x, torch.tensor([0, 1, 2])).isfinite()
+    others = PairSource.from_batch(x, torch.tensor([0, 1, 3]))
+    refused_call("labels from 0 to 3", loss.anchor_values, others)
+    refused_call("must be miners, at least one", SequentialMiner, [SemiHardMiner(), 1])
+    alone = PairSource.from_batch(x, torch.tensor([0, 1, 2]), x[:0], torch.arange(0))
+    assert loss.anchor_values(alone).tolist() == [0.0] * 3
 
 
 X = torch.randn(8, DIM, generator=torch.Generator().manual_seed(0))

@@ -149,10 +149,14 @@ def embedding_map(embeddings: Array, table: Table, max_images: int = MAX_MAP_IMA
         One row per image: `row`, its row in the table, ascending; `x` and `y`, from 0 to 1 on a common scale. No rows
         if there are fewer than five images or all embeddings are equal.
 
+    Raises:
+        InputError: numbers of rows differ.
+
     Example:
         >>> embedding_map(np.eye(8), Table(pd.DataFrame({"label": list("aabbccdd")}))).shape
         (8, 3)
     """
+    check_rows(embeddings, table)
     labels = table.labels if table.has("label") else np.zeros(len(table), dtype=np.int64)
     rows = sample_classes(query_gallery_rows(table)[1], labels, max_images, seed)
     unit = UnitVectors(embeddings, "embedding").take(rows).cpu().numpy()

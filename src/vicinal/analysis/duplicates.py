@@ -162,16 +162,18 @@ def duplicate_groups(
         num_pairs += len(pairs.first)
         if thumbnails is not None and len(pairs.first):
             alike = pixel_similarities(thumbnails, pairs.first, pairs.second) >= min_pixel_similarity
-            alike |= _turned_similarities(thumbnails, pairs.first, pairs.second) >= MIN_TURNED_SIMILARITY
+            turned = _turned_similarities(thumbnails, pairs.first, pairs.second)
+            alike |= turned >= max(MIN_TURNED_SIMILARITY, min_pixel_similarity)
             pairs = Pairs(pairs.first[alike], pairs.second[alike], pairs.scores[alike])
         components.add(pairs)
     if thumbnails is not None and min_similarity <= MIN_SIMILARITY:
-        for pairs in _pairs_of_thumbnails(embeddings, thumbnails):
+        clear = max(MIN_CLEAR_PIXEL_SIMILARITY, min_pixel_similarity)
+        for pairs in _pairs_of_thumbnails(embeddings, thumbnails, clear):
             components.add(pairs)
     return _frame(table, *components.result())
 
 
-def _pairs_of_thumbnails(embeddings: Array, thumbnails: Thumbnails) -> Iterator[Pairs]:
+def _pairs_of_thumbnails(embeddings: Array, thumbnails: Thumbnails, min_similarity: float) -> Iterator[Pairs]:
     """Pairs of images whose pixels are clearly the same, with the similarities of their embeddings."""
     small = F.adaptive_avg_pool2d(torch.from_numpy(thumbnails).float()[:, None], COARSE_SIDE).flatten(1)
     unit = UnitVectors(embeddings, "embedding")
@@ -179,7 +181,7 @@ def _pairs_of_thumbnails(embeddings: Array, thumbnails: Thumbnails) -> Iterator[
         scores = (unit.take(pairs.first) * unit.take(pairs.second)).sum(dim=1).cpu().numpy()
         near = scores >= MIN_WEAK_SIMILARITY
         first, second, scores = pairs.first[near], pairs.second[near], scores[near]
-        same = pixel_similarities(thumbnails, first, second) >= MIN_CLEAR_PIXEL_SIMILARITY
+        same = pixel_similarities(thumbnails, first, second) >= min_similarity
         yield Pairs(first[same], second[same], scores[same])
 
 

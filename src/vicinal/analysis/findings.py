@@ -169,7 +169,7 @@ def find_problems(
     if facts is not None:
         check_rows(facts.thumbnails, table)
     plain = Table(part.frame[[name for name in ("path", "label") if name in part.frame]].reset_index(drop=True))
-    neighbors = query_neighbors(embeddings, plain if len(plain.frame.columns) else part, num_neighbors)
+    neighbors = query_neighbors(embeddings, plain, num_neighbors)
     if min_similarity is None:
         min_similarity = MIN_SIMILARITY_ALONE if facts is None else MIN_SIMILARITY
     thumbnails = None if facts is None else facts.thumbnails[rows]

@@ -101,7 +101,7 @@ def queries_by_score(neighbors: QueryNeighbors, evaluation: Evaluation, *, ascen
 def query_changes(before: Evaluation, before_table: Table, after: Evaluation, after_table: Table) -> pd.DataFrame:
     """Compare the scores of the queries that two evaluations share.
 
-    Queries are the same if their paths are; without paths, if their rows and labels are.
+    Queries are the same if their paths and boxes are; without paths, if their rows and labels are.
 
     Args:
         before: the first evaluation.
@@ -143,6 +143,6 @@ def _scores(evaluation: Evaluation, table: Table, metric: str) -> pd.DataFrame:
 
 def _keys(table: Table, rows: list[int]) -> list[object]:
     if table.has("path"):
-        return [table.paths[row] for row in rows]
+        return [table.image_keys[row] for row in rows]
     labels = table.frame["label"].tolist()
     return [(row, str(labels[row])) for row in rows]

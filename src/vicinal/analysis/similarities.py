@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.relevance import group_codes
-from vicinal.retrieval.scores import Array, UnitVectors
+from vicinal.retrieval.scores import Array, UnitVectors, check_rows
+from vicinal.utils.arguments import check_positive_integer, check_seed
 from vicinal.utils.arrays import Doubles, Integers
 
 CHUNK_SIZE = 4096  # pairs per block: 16 MB at 512 dimensions
@@ -74,6 +76,9 @@ def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, 
             pair of a class with one image.
         seed: of the random generator.
 
+    Raises:
+        InputError: numbers of rows differ, no labels, `num_pairs` is below 1, or the seed is invalid.
+
     Example:
         >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
@@ -81,6 +86,9 @@ def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, 
         >>> set(found.positive.tolist()), set(found.negative.tolist())
         ({1.0}, {0.0})
     """
+    check_rows(embeddings, table)
+    check_positive_integer(pair_similarities, num_pairs=num_pairs)
+    check_seed(pair_similarities, seed)
     generator = np.random.default_rng(seed)
     queries, gallery = query_gallery_rows(table)
     positive = _positive_pairs(table, generator.choice(queries, num_pairs), gallery, generator)
@@ -93,13 +101,15 @@ def _positive_pairs(
     table: Table, queries: Integers, gallery: Integers, generator: np.random.Generator
 ) -> tuple[Integers, Integers]:
     labels, groups = table.labels, group_codes(table)
+    images = pd.factorize(np.array(table.image_keys, dtype=object))[0] if table.has("path") else np.arange(len(table))
     by_class = gallery[np.argsort(labels[gallery], kind="stable")]
     low, high = (np.searchsorted(labels[by_class], labels[queries], side) for side in ("left", "right"))
     queries, low, high = (each[high > low] for each in (queries, low, high))
     partners = np.full(len(queries), -1)
     for _ in range(MAX_DRAWS):
         drawn = by_class[generator.integers(low, high)]
-        is_allowed = (drawn != queries) & ((groups[drawn] != groups[queries]) | (groups[queries] < 0))
+        is_other = images[drawn] != images[queries]
+        is_allowed = is_other & ((groups[drawn] != groups[queries]) | (groups[queries] < 0))
         partners = np.where((partners < 0) & is_allowed, drawn, partners)
     return queries[partners >= 0], partners[partners >= 0]
 

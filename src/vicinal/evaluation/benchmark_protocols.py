@@ -87,9 +87,9 @@ def _positives(table: Table, query_rows: Integers, gallery_rows: Integers) -> li
     """The positions in the gallery of each query's positives."""
     ids = table.frame["image_id"].astype(str)
     positions = {name: position for position, name in enumerate(ids.iloc[gallery_rows])}
-    positives = []
+    positives, texts = [], table.frame["positives"].fillna("")
     for row in query_rows:
-        listed = set(str(table.frame["positives"].iloc[row]).split())
+        listed = set(str(texts.iloc[row]).split())
         unknown = min(listed - positions.keys(), default=None)
         if unknown is not None or not listed:
             what = "has no positives" if unknown is None else f"has the positive {unknown[:80]!r}, not in the gallery"

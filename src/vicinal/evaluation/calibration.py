@@ -85,14 +85,16 @@ def calibrate(
     level, rate = resampling.confidence_level, false_accept_rate
     if threshold_by == "bound":
         rate = thresholds.rate_for_bound(false_accept_rate, classes, level)
-    threshold = threshold_for(scores, rate, ood)
-    held_out, missed = held_out_accepts(scores, rate), ~identified(scores, threshold)
+    floor = _threshold_of_ood(ood, rate)
+    low, high = thresholds.threshold_interval(scores.unknown, scores.unknown_classes, rate, resampling)
+    threshold = max(thresholds.threshold_at(scores.unknown, rate), floor)
+    held_out, missed = held_out_accepts(scores, rate, floor), ~identified(scores, threshold)
     knots, probabilities = fit_probabilities(scores, unknown_fraction)
     queries = query_gallery_rows(table)[0]
     return Calibration(
         score=score,
         threshold=threshold,
-        threshold_interval=thresholds.threshold_interval(scores.unknown, scores.unknown_classes, rate, resampling),
+        threshold_interval=(max(low, floor), max(high, floor)),
         false_accept_rate=float(false_accept_rate),
         held_out_false_accept_rate=float(held_out.mean()),
         held_out_false_accept_rate_interval=rate_interval(held_out, scores.unknown_classes, resampling),
@@ -133,17 +135,16 @@ def _check_classes(scores: OpenSetScores) -> int:
     return num_classes
 
 
-def threshold_for(scores: OpenSetScores, rate: float, ood: Floats | None = None) -> float:
-    """The lowest threshold at which at most this fraction of unknown queries, and of `ood`, is accepted."""
-    threshold = thresholds.threshold_at(scores.unknown, rate)
-    return threshold if ood is None else max(threshold, thresholds.threshold_at(ood, rate))
+def _threshold_of_ood(ood: Floats | None, rate: float) -> float:
+    """The lowest threshold at which at most this fraction of out-of-distribution queries is accepted."""
+    return -np.inf if ood is None else thresholds.threshold_at(ood, rate)
 
 
-def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
+def held_out_accepts(scores: OpenSetScores, rate: float, floor: float = -np.inf) -> Booleans:
     """Whether each query of an unknown class is accepted by the threshold of the other classes, bool [unknown].
 
     Each class is left out in turn, from the queries and from the gallery: if it stayed in the gallery, a similar class
-    would raise the threshold.
+    would raise the threshold. No threshold is below `floor`.
     """
     order = np.argsort(-scores.unknown, kind="stable")
     accepted = np.empty(len(order), dtype=bool)
@@ -153,7 +154,8 @@ def held_out_accepts(scores: OpenSetScores, rate: float) -> Booleans:
         # The best scores decide: as many as may be accepted, and those that fall when the class is left out.
         best = order[: allowed + 1 + int((is_own | is_match).sum())]
         others = np.where(is_match, scores.unknown_without_match, scores.unknown)[best][~is_own[best]]
-        accepted[is_own] = scores.unknown[is_own] >= thresholds.just_above(np.sort(others)[::-1][allowed])
+        threshold = max(thresholds.just_above(np.sort(others)[::-1][allowed]), floor)
+        accepted[is_own] = scores.unknown[is_own] >= threshold
     return accepted
 
 
@@ -212,11 +214,12 @@ def operating_points(
     """
     rows = []
     for rate in rates:
-        threshold = threshold_for(scores, rate, ood)
+        floor = _threshold_of_ood(ood, rate)
+        threshold = max(thresholds.threshold_at(scores.unknown, rate), floor)
         row = {
             "false_accept_rate": rate,
             "threshold": threshold,
-            "held_out_false_accept_rate": float(held_out_accepts(scores, rate).mean()),
+            "held_out_false_accept_rate": float(held_out_accepts(scores, rate, floor).mean()),
             "false_reject_rate": float(1 - identified(scores, threshold).mean()),
         }
         rows.append(row | ({} if ood is None else {"ood_accepted": float((ood >= threshold).mean())}))

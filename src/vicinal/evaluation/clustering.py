@@ -103,17 +103,21 @@ def cluster_metrics(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[str,
     """
     from sklearn.metrics import normalized_mutual_info_score  # takes a second to import
 
-    names, numbers = np.asarray(labels), np.asarray(clusters)
-    if names.ndim != 1 or names.shape != numbers.shape or not len(names):
-        shapes = f"{list(names.shape)} and {list(numbers.shape)}"
-        raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each per image: [n]")
-    class_codes, cluster_codes = _codes(names, "label"), _codes(numbers, "cluster")
+    class_codes, cluster_codes = _class_and_cluster_codes(labels, clusters)
     sizes = _sizes(class_codes, cluster_codes)
     return {
         "NMI": float(normalized_mutual_info_score(class_codes, cluster_codes)),
         "AMI": adjusted_mutual_information(*sizes),
         "F1": _pairwise_f1(*sizes),
     }
+
+
+def _class_and_cluster_codes(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> tuple[Integers, Integers]:
+    names, numbers = np.asarray(labels), np.asarray(clusters)
+    if names.ndim != 1 or names.shape != numbers.shape or not len(names):
+        shapes = f"{list(names.shape)} and {list(numbers.shape)}"
+        raise InputError(f"labels and clusters have the shapes {shapes}; there must be one of each per image: [n]")
+    return _codes(names, "label"), _codes(numbers, "cluster")
 
 
 def _sizes(class_codes: Integers, cluster_codes: Integers) -> tuple[Integers, Integers, Integers]:
@@ -133,11 +137,14 @@ def cluster_agreement(labels: npt.ArrayLike, clusters: npt.ArrayLike) -> dict[st
         labels: [n], the class of each image: integers, text or other names.
         clusters: [n], the cluster of each image.
 
+    Raises:
+        InputError: as :func:`cluster_metrics`.
+
     Example:
         >>> {name: round(value, 4) for name, value in cluster_agreement([0, 0, 1, 1, 1], [0, 0, 0, 1, 1]).items()}
         {'ARI': 0.1667, 'F1': 0.5}
     """
-    sizes = _sizes(_codes(np.asarray(labels), "label"), _codes(np.asarray(clusters), "cluster"))
+    sizes = _sizes(*_class_and_cluster_codes(labels, clusters))
     of_class, of_cluster, of_both = map(_num_pairs, sizes)
     ari, total = 1.0, _num_pairs(sizes[0].sum(keepdims=True))
     if not of_class == of_cluster == of_both and total:

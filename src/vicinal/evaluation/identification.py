@@ -10,12 +10,13 @@ import pandas as pd
 from vicinal.data.table import Table
 from vicinal.evaluation.clustering import cluster_agreement
 from vicinal.evaluation.open_set import same_image_or_group
+from vicinal.evaluation.protocol import query_gallery_rows
 from vicinal.evaluation.resampling import check_confidence_level
 from vicinal.retrieval.by_class import class_similarities
 from vicinal.retrieval.calibration import Calibration
 from vicinal.retrieval.linkage import cluster_photos
 from vicinal.retrieval.scores import Array, UnitVectors, check_rows
-from vicinal.utils.arguments import is_number, shown
+from vicinal.utils.arguments import check_seed, is_number, shown
 from vicinal.utils.arrays import Doubles, Integers
 from vicinal.utils.errors import InputError
 
@@ -112,19 +113,16 @@ def evaluate_identification(
         per_query[name] = np.full(len(table), np.nan)
         per_query[name][queries[is_counted]] = outcome[is_counted]
     classes, clusters = labels[queries][is_unknown], groups[is_unknown]
-    values, intervals = dict(cluster_agreement(classes, clusters)), jackknife(classes, clusters, confidence_level)
-    names = ("ARI", "F1")
-    return IdentificationEvaluation(
-        per_query, {f"new_{name}": values[name] for name in names}, {f"new_{name}": intervals[name] for name in names}
-    )
+    values, intervals = cluster_agreement(classes, clusters), jackknife(classes, clusters, confidence_level)
+    named = {f"new_{name}": value for name, value in values.items()}
+    return IdentificationEvaluation(per_query, named, {f"new_{name}": each for name, each in intervals.items()})
 
 
 def _split_rows(table: Table, known_fraction: float, seed: int) -> tuple[Integers, Integers]:
     """The rows that are enrolled, and those that are identified."""
-    if table.has("is_query") and table.has("is_gallery"):
-        is_gallery = table.frame["is_gallery"].to_numpy(dtype=bool)
-        is_query = table.frame["is_query"].to_numpy(dtype=bool) & ~is_gallery
-        return np.flatnonzero(is_gallery), np.flatnonzero(is_query)
+    if table.has("is_query") or table.has("is_gallery"):
+        queries, gallery = query_gallery_rows(table)
+        return gallery, np.setdiff1d(queries, gallery)
     gallery = enrolled_rows(table, known_fraction, seed)
     return gallery, np.setdiff1d(np.arange(len(table)), gallery)
 
@@ -138,7 +136,7 @@ def enrolled_rows(table: Table, known_fraction: float = 0.5, seed: int = 0) -> I
         seed: of the random numbers.
 
     Raises:
-        InputError: the fraction is not between 0 and 1, or there are fewer than two identities.
+        InputError: the fraction is not between 0 and 1, the seed is invalid, or there are fewer than two identities.
 
     Example:
         >>> len(enrolled_rows(Table(pd.DataFrame({"label": ["Ada"] * 5 + ["Bo"] * 5}))))
@@ -149,6 +147,7 @@ def enrolled_rows(table: Table, known_fraction: float = 0.5, seed: int = 0) -> I
         raise InputError(f"known_fraction = {shown(known_fraction)} is invalid; use one between 0 and 1, such as 0.5")
     if num_classes < 2:
         raise InputError("identification needs two identities or more, of which some are unknown")
+    check_seed(enrolled_rows, seed)
     rng = np.random.default_rng(seed)
     number = min(max(round(known_fraction * num_classes), 1), num_classes - 1)
     is_known = np.zeros(num_classes, dtype=bool)

@@ -146,7 +146,7 @@ class Loss(nn.Module, ABC):
         raise InputError(f"{type(self).__name__} has no value for each sample, and one is needed; give another loss")
 
     def extra_repr(self) -> str:
-        """The constructor's arguments, for `print`."""
+        """The arguments of the constructor that are attributes too, for `print`."""
         names = [name for name in inspect.signature(type(self)).parameters if name in self.__dict__]
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 

@@ -84,6 +84,8 @@ class CenterBasedLoss(Loss):
         """
         centers, k = self._require_centers(), self.centers_per_class
         self._check_new_centers(classes, vectors)
+        if not len(classes):
+            return
         vectors = vectors.to(centers).reshape(len(classes), -1, centers.shape[1])
         vectors = nn.functional.normalize(vectors, dim=2)
         if vectors.shape[1] != k:

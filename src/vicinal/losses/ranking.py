@@ -16,7 +16,15 @@ from vicinal.losses.row_loss import Reduction, RowLoss
 from vicinal.losses.soft_ranks import count_above, count_positives_above, count_thresholds_above
 from vicinal.mining import Miner
 from vicinal.similarity.rows import Rows
-from vicinal.utils.arguments import MAX_INTEGER, check_finite, check_fraction, check_nonnegative, check_positive, shown
+from vicinal.utils.arguments import (
+    MAX_INTEGER,
+    check_finite,
+    check_fraction,
+    check_nonnegative,
+    check_positive,
+    is_integer,
+    shown,
+)
 from vicinal.utils.errors import InputError
 
 
@@ -91,9 +99,10 @@ class RecallAtKLoss(RankingLoss):
         tile_rows: int | None = None,
     ) -> None:
         super().__init__(miner, reduction, tile_rows)
-        self.k = tuple(k) if isinstance(k, Sequence) else (k,)
-        if not self.k or not all(type(number) is int and 1 <= number <= MAX_INTEGER for number in self.k):
+        ks = tuple(k) if isinstance(k, Sequence) else (k,)
+        if not ks or not all(is_integer(number) and 1 <= number <= MAX_INTEGER for number in ks):
             raise InputError(f"RecallAtKLoss: k = {shown(k)} must be a whole number, at least 1, or several")
+        self.k = tuple(int(number) for number in ks)
         check_positive(self, rank_temperature=rank_temperature, similarity_temperature=similarity_temperature)
         self.rank_temperature = rank_temperature
         self.similarity_temperature = similarity_temperature

@@ -108,6 +108,7 @@ class NPairsLoss(NTXentLoss):
     ) -> None:
         check_positive(self, scale=scale)
         super().__init__(1 / scale, miner, reduction, tile_rows)
+        self.scale = scale
 
 
 class NCALoss(RowLoss):

@@ -273,9 +273,16 @@ class MarginLoss(RowLoss):
         return positives, negatives, self.nu * beta[:, 0] * self.contributes(rows)
 
     def value(self, source: PairSource) -> Tensor:
+        self._check_labels(source)
+        return super().value(source)
+
+    def _anchor_values(self, source: PairSource) -> Tensor:
+        self._check_labels(source)
+        return super()._anchor_values(source)
+
+    def _check_labels(self, source: PairSource) -> None:
         if self.num_classes is not None:
             labels = source.labels
             if labels is None or labels.ndim != 1 or labels.is_floating_point():
                 raise InputError("MarginLoss: one beta per class needs one int label per embedding")
             check_label_range("MarginLoss", labels, self.num_classes)
-        return super().value(source)

@@ -33,7 +33,7 @@ from vicinal.utils import distributed
 from vicinal.utils.errors import InputError
 
 Observer = Callable[[Tensor, slice], None]
-"""Reads the similarities [rows, c] of a span of anchors, which it must not change."""
+"""Reads the similarities [rows, c] of a span of anchors, which it must not change, except those of self-pairs."""
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,11 @@ def values_of_rows(
 
     For the arguments see :func:`sum_over_rows`.
     """
+    if source.is_empty:
+        return source.anchors.new_zeros(len(source))
     tiles = _Tiles(source, tile_rows)
     rows = (source.tile(span)[0] for span in tiles.spans)
-    values = (row_values(miner(each) if miner else each) for each in rows)
-    return torch.cat([*values, source.anchors.new_zeros(0)])
+    return torch.cat([row_values(miner(each) if miner else each) for each in rows])
 
 
 def _sums(source: PairSource, passes: Sequence[TilePass]) -> list[tuple[Tensor, ...]]:

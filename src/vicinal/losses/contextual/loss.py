@@ -132,9 +132,11 @@ class ContextualLoss(Loss):
         return ", ".join(f"{name}={value!r}" for name, value in {"k": self.k, **asdict(self.variant)}.items())
 
     def value(self, source: PairSource) -> Tensor:
-        if self.k is None and source.has_own_references:
+        is_divided = type(source) is PairSource and source.is_distributed
+        has_memory = is_divided and source.num_references != distributed.world_size() * len(source)
+        if self.k is None and (source.has_own_references or has_memory):
             raise InputError("ContextualLoss: with references classes have any number of samples; give k")
-        batch, is_divided = source.references_as_batch(), type(source) is PairSource and source.is_distributed
+        batch = source.references_as_batch()
         if len(batch) < 2:
             return zero_loss(batch)
         k = min(self.k or _class_size(batch), len(batch))
