@@ -93,6 +93,8 @@ def test_photos_may_move(run: Path, shop: Path, photos: Path, tmp_path: Path, ca
     index, moved = tmp_path / "index", tmp_path / "sold" / "pictures"
     output(capsys, "index", "sync", index, shop, "--model", run)
     output(capsys, "index", "add", index, photos / "class2")
+    (tmp_path / "nothing").mkdir()
+    assert "nothing is not an index; build one" in refused(capsys, "index", "add", tmp_path / "nothing", photos)
     moved.parent.mkdir()
     shop.rename(moved)
     (moved / "class0" / "0.png").unlink()

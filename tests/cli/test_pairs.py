@@ -51,6 +51,8 @@ def test_a_model_embeds_the_listed_images(run: Path, photos: Path, tmp_path: Pat
     words = ["evaluate", "--pairs", tmp_path / "p.csv", "--root", photos, "--json"]
     found = json.loads(output(capsys, *words, "--model", run))
     assert (found["num_same"], found["num_different"]) == (20, 20)
+    words[4] = photos / ".." / photos.name
+    assert json.loads(output(capsys, *words, "--model", run)) == found
 
 
 def test_bad_lists_are_told(embeddings: tuple[Path, np.ndarray], tmp_path: Path, capsys) -> None:

@@ -38,9 +38,12 @@ def test_noise_is_known_if_the_clean_list_is_there(root: Path) -> None:
     assert frame["noisy_label"].tolist() == [True] * 2 + [False] * 48
     assert frame["label_clean"].tolist()[:3] == ["listed/1"] * 3
     assert (frame["label"] != frame["label_clean"]).tolist() == frame["noisy_label"].tolist()
-    clean = use_train_list(table, root / "CUB_0.1noised_cleaned_train.csv")
+    clean_list = root / "CUB_0.1noised_cleaned_train.csv"
+    clean = use_train_list(table, clean_list)
     assert len(clean.subset("train")) == 28
     assert not clean.has("noisy_label")
+    clean_list.write_text(f"{clean_list.read_text()}/old{clean_list.read_text().splitlines()[0]}\n")
+    refused_call("line 29: .* is the image of line 1 again", use_train_list, table, clean_list)
 
 
 def car_rows() -> list[str]:

@@ -60,3 +60,4 @@ def test_only_whole_classes_are_checked() -> None:
     assert set(few.class_counts) == {4}
     assert few.classes != some_classes(TABLE, 50, seed=2).classes
     assert some_classes(TABLE, 120, seed=1) is TABLE
+    assert len(some_classes(TABLE, 3, seed=1)) == 3  # no class fits

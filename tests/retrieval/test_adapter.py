@@ -73,7 +73,8 @@ def test_invalid_input(pair: tuple[np.ndarray, np.ndarray]) -> None:
         ((old, new[:9]), "300 and 9 embeddings"),
         ((old, new[:, :4]), "procrustes needs equal dimensions, not 6 and 4; use ridge"),
         ((old, new, "lasso"), "method is 'lasso'"),
-        ((old, new, "ridge", 0), "alpha is 0"),
+        *(((old, new, "ridge", alpha), f"alpha is {alpha}") for alpha in (0, np.inf)),
+        ((old[:3], new[:3], "ridge", 1e-30), "alpha is 1e-30, too small"),
         ((old * np.nan, new), "vector 0 holds NaN"),
         ((old * 1e300, new * 1e300), "too large"),
     ):

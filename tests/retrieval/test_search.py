@@ -46,6 +46,9 @@ def test_exclude_self_omits_the_query() -> None:
     assert [match["id"] for match in found[2].matches] == [1, 3, 0, 4]
     whole = search_images(searched, VECTORS, table, 5, exclude_self=True)
     assert [len(each.matches) for each in whole] == [4] * 5
+    twice = index(path=["/a", "/a", "/a", "/b", "/c"])
+    (found,) = search_images(twice, VECTORS[:1], Table(pd.DataFrame({"path": ["/a"]})), 1, exclude_self=True)
+    assert [match["path"] for match in found.matches] in (["/b"], ["/c"])
 
 
 def test_exclude_self_omits_nothing_for_queries_outside_of_the_index() -> None:

@@ -97,7 +97,8 @@ def test_wrong_input_is_an_error_of_one_line(client: Client) -> None:
         (lambda: client.search([b"x"], sort="size"), "sort"),
         (lambda: client.add(np.ones((1, 3)), two_rows), "2 rows"),
         (client.delete, "exactly one of ids, filter"),
-        (lambda: Client("127.0.0.1:8000"), "not the address of a service"),
+        (lambda: client.search(np.array([[np.nan, 1.0]]), k=1), "NaN or infinity"),
+        *((lambda url=url: Client(url), "not the address of a service") for url in ("127.0.0.1:8000", "http://[::1")),
     ):
         refused_call(message, call)
 
@@ -108,6 +109,8 @@ def test_errors_have_the_reason_of_the_service() -> None:
             answering(lambda _, status=status: problem(status)).info()
     with pytest.raises(OSError, match="not JSON; is this a service of vicinal serve"):
         answering(lambda _: httpx.Response(200, text="<html>")).info()
+    with pytest.raises(OSError, match="no reason"):
+        answering(lambda _: httpx.Response(502, json=[])).info()
     with pytest.raises(OSError, match=r"^http://127\.0\.0\.1:9: "):
         Client("http://127.0.0.1:9").info()  # the port of the discard protocol
 

@@ -272,7 +272,10 @@ def test_images_that_cannot_be_embedded_are_named(shop: Shop) -> None:
         upgrade_index(shop.index, shop.new)
     shop.load().delete([1])
     refused_call(r"1 images cannot be read \(.*class1/2.png\)", upgrade_index, shop.index, shop.new)
-    broken.write_bytes(content)  # repaired
+    broken.write_bytes(content)  # repaired, and the index is built again with the ids of other images
+    table = Table(shop.load().metadata.frame[["path", "label"]].iloc[::-1].reset_index(drop=True))
+    built = Index.build(shop.old.embed_table(table).vectors, table, model_fingerprint=shop.old.fingerprint)
+    built.save(shop.index)
     upgrade_index(shop.index, shop.new)
     shop.check(shop.new)
 

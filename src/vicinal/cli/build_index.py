@@ -163,10 +163,10 @@ def _reader(arguments: Arguments) -> tuple[EmbeddingReader, ContextRefiner | Non
 
     if not index_exists(arguments.index, arguments.timeout):
         return inputs.read_embedding(arguments), inputs.load_refiner(arguments)
-    index = Index.load(arguments.index)
-    reader, refiner = inputs.reader_for(index, arguments, [arguments.source])
-    if inputs.are_images([arguments.source]):  # before many of them are embedded
-        index.check_model(reader.fingerprint, inputs.made_with(arguments, arguments.source))
+    with Index.load(arguments.index, arguments.timeout) as index:
+        reader, refiner = inputs.reader_for(index, arguments, [arguments.source])
+        if inputs.are_images([arguments.source]):  # before many of them are embedded
+            index.check_model(reader.fingerprint, inputs.made_with(arguments, arguments.source))
     return reader, refiner
 
 
@@ -178,7 +178,11 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
     if not holds_images(source):
         raise InputError(f"{source} holds embeddings; sync takes a folder or table of images")
     reader, refiner = _reader(arguments)
-    flags = inputs.made_with(arguments, source)
+    flags, table = inputs.made_with(arguments, source), reader.read_table(source, arguments.split)
+    if not inputs.is_url(arguments.index) and getattr(arguments, "kind", "") in (None, "auto"):
+        from vicinal.retrieval.index.faiss_engine import default_kind
+
+        arguments.kind = default_kind(len(table))  # of all images, not of those that are embedded first
 
     def upsert(index: ImageIndex, embedded: EmbeddedTable) -> None:
         index.check_refiner(refiner)
@@ -187,7 +191,7 @@ def sync_images(arguments: Arguments, drop: bool) -> None:
 
     changes = sync_index(
         arguments.index,
-        reader.read_table(source, arguments.split),
+        table,
         reader.embed_function(source),
         lambda embedded: _new_index(arguments, embedded, embedded.table, refiner),
         upsert,

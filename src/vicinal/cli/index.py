@@ -37,7 +37,7 @@ def build(arguments: Arguments) -> None:
     check_source(arguments)
     from vicinal.workflows.sync import index_exists
 
-    if not arguments.overwrite and index_exists(arguments.index, arguments.timeout):
+    if index_exists(arguments.index, arguments.timeout) and not arguments.overwrite:  # a damaged one is told first
         raise InputError(
             f"{arguments.index} is already an index; `vicinal index add` or `sync` adds images to it, --overwrite "
             "replaces it"
@@ -50,6 +50,10 @@ def add(arguments: Arguments) -> None:
     """Add the images that an index does not have yet, or whose files have changed."""
     inputs.check_index(arguments.index)
     check_source(arguments)
+    from vicinal.workflows.sync import index_exists
+
+    if not index_exists(arguments.index, arguments.timeout):
+        raise InputError(f"{arguments.index} is not an index; build one with `vicinal index build`")
     add_images(arguments)
     _print_facts(arguments)
 

@@ -161,7 +161,7 @@ def refine(arguments: Arguments) -> None:
         run = resume_refiner(out, recipe, arguments.allow_import)
     else:
         run = train_refiner(recipe, out)
-    embedder = run.embedder if run.embedder.is_dir() else "RUN"
+    embedder = shlex.quote(str(run.embedder)) if run.embedder.is_dir() else "RUN"
     command = f"vicinal evaluate {embedder} --refiner {shlex.quote(str(run.path))}"
     log(f"the refiner is in {run.model}; evaluate it with: {command}")
     print_result(str(run.model))

@@ -12,6 +12,7 @@ import pandas as pd
 
 from vicinal.data.table import Table
 from vicinal.data.table_files import INTEGER, read_csv
+from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError, one_line
 
 
@@ -124,14 +125,14 @@ def _check_no_label_alone(frame: pd.DataFrame, path: Path) -> None:
     is_alone = (frame["new_label"].astype(str).str.strip() != "") & (frame["decision"] != "relabel")
     for line, action in frame["decision"][is_alone].head(1).items():
         raise InputError(
-            f"{path}, line {line}: a new_label, but decision is {quoted(action)}; make it relabel, or empty both"
+            f"{path}, line {line}: a new_label, but decision is {shown(action)}; make it relabel, or empty both"
         )
 
 
 def _checked(decision: Decision, vocabulary: Vocabulary) -> Decision:
     if decision.action not in vocabulary.decisions:
         raise InputError(
-            f"{decision.where}: decision is {quoted(decision.action)}; it can be {', '.join(vocabulary.decisions)} or "
+            f"{decision.where}: decision is {shown(decision.action)}; it can be {', '.join(vocabulary.decisions)} or "
             "empty"
         )
     if decision.action in vocabulary.naming and not decision.new_label:
@@ -154,7 +155,7 @@ class _Finder:
         """The row of an image; if several rows have the same image, `row` decides."""
         if self._keys is None:
             if not INTEGER.fullmatch(image) or not 0 <= int(image) < self._size:
-                raise InputError(f"{where}: row is {quoted(image)}; the table has {self._size} rows, numbered from 0")
+                raise InputError(f"{where}: row is {shown(image)}; the table has {self._size} rows, numbered from 0")
             return int(image)
         candidates = self._candidates(os.path.expanduser(image))
         name = one_line(image, 300)
@@ -186,11 +187,6 @@ def common_folder(paths: Sequence[str]) -> str | None:
         return None
 
 
-def quoted(text: str) -> str:
-    """A text in quotation marks, on one line that is not too long."""
-    return one_line(repr(text), 80)
-
-
 def _name(key: str) -> str:
     return key.replace("\\", "/").rpartition("/")[2]
 
@@ -209,7 +205,7 @@ def _new_labels(table: Table, relabeled: dict[int, Decision]) -> pd.Series:
     for row, decision in relabeled.items():
         if is_integer and not INTEGER.fullmatch(decision.new_label):
             raise InputError(
-                f"{decision.where}: new_label is {quoted(decision.new_label)}, but the table's labels are integers"
+                f"{decision.where}: new_label is {shown(decision.new_label)}, but the table's labels are integers"
             )
         labels[row] = int(decision.new_label) if is_integer else decision.new_label
     return labels.astype(table.frame["label"].dtype)

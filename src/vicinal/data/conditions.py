@@ -139,7 +139,8 @@ def matching_rows(frame: pd.DataFrame, condition: str, aliases: Mapping[str, str
             ...
         vicinal.utils.errors.InputError: condition "prize < 20": no column 'prize', did you mean 'price'?
     """
-    tree = parse_condition(condition, [str(column) for column in frame], aliases)
+    frame = frame.rename(columns=str)
+    tree = parse_condition(condition, frame.columns.tolist(), aliases)
     kinds, values, keys = {}, [], dict[str, str]()
     for name in dict.fromkeys(column_names(tree)):
         kinds[name], column = column_values(_encodable(frame[name]))

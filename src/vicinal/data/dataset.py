@@ -92,7 +92,12 @@ def _positions(path: Path, rows: list[Row], training: Table) -> list[int]:
     if missing:
         first = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise InputError(f"{path}: {len(missing):,} of {len(rows):,} images are not in the training split: {first}")
-    return [position for position in found if position is not None]
+    positions = [position for position in found if position is not None]
+    lines: dict[int, int] = {}
+    for position, (line, (image, _)) in zip(positions, rows, strict=True):
+        if lines.setdefault(position, line) != line:
+            raise InputError(f"{path}, line {line}: {image} is the image of line {lines[position]} again")
+    return positions
 
 
 def _key(image: str) -> Key:

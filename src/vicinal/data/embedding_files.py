@@ -202,7 +202,7 @@ def read_fingerprint(path: str | Path) -> str | None:
     A `.npy` file cannot hold it, and other programs do not keep it when they write a Parquet file.
 
     Raises:
-        InputError: The file does not exist, or its name ends in .parquet and it is not a Parquet file.
+        InputError: Its name ends in .parquet, and it does not exist or is not a Parquet file.
 
     Example:
         >>> import tempfile

@@ -216,6 +216,7 @@ def merge_shards(folder: str | Path, path: str | Path) -> EmbeddingShards:
         OSError: A file cannot be written.
     """
     path, shards = Path(path), EmbeddingShards.open(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".parquet":
         _write_parquet(path, shards)
     elif path.suffix.lower() == ".npy":

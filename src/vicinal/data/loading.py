@@ -58,7 +58,7 @@ def list_images(
     Arguments and errors are those of :func:`load_table`.
     """
     if isinstance(source, str) and source in BENCHMARKS:
-        return ListedImages(getattr(benchmarks, source)(root))
+        return ListedImages(_renamed(getattr(benchmarks, source)(root), path_column, label_column))
     if split_container(source):
         return list_container(str(source), root, path_column, label_column)
     path = Path(source)
@@ -68,7 +68,7 @@ def list_images(
     if path.is_dir():
         if root is not None:
             raise InputError(f"{source}: a folder of images takes no root ({root}); its paths start from itself")
-        return ListedImages(Table.from_folder(path))
+        return ListedImages(_renamed(Table.from_folder(path), path_column, label_column))
     if suffix == ".csv":
         return ListedImages(Table.from_csv(path, root, path_column, label_column))
     from vicinal.data.containers.arrow_images import holds_images, list_parquet_images  # imports pyarrow
@@ -86,3 +86,9 @@ def load_run_table(path: str | Path) -> Table:
     if read_metadata(Path(path), DIGEST_KEY) != frame_digest(table.frame):
         raise InputError(f"{path}: has changed since the run wrote it; restore the file, or train again")
     return table
+
+
+def _renamed(table: Table, path_column: str | None, label_column: str | None) -> Table:
+    """A table that Vicinal made, with another column in place of its paths or labels."""
+    names = {path_column or "path", label_column or "label"}
+    return table if names == {"path", "label"} else Table.from_frame(table.frame, None, path_column, label_column)

@@ -149,7 +149,10 @@ def divide_classes(
     values = frame[column or "label"]
     if len(frame) and is_test.all():
         raise InputError("the table has only the split test, which a division does not change; use another, " + HINT)
-    names = sorted(values[~is_test].dropna().unique().tolist(), key=str)
+    try:
+        names = sorted(values[~is_test].dropna().unique().tolist(), key=str)
+    except TypeError:
+        raise InputError(f"column {column or 'label'!r} holds lists; it must hold text or numbers") from None
     if fractions is not None:
         split_of = splits_by_fraction(names, fractions, seed, order)
     elif classes is not None:

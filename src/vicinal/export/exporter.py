@@ -82,7 +82,7 @@ def export_model(
     """
     settings, out = settings or ExportSettings(**options), Path(out)
     _check(out, settings, check, calibration, refiner, gallery)
-    reference = copy.copy(model)  # shares the weights
+    reference = copy.copy(model) if model.device.type == "cpu" else copy.deepcopy(model).cpu()
     reference.transform = resized_transform(model, settings.size)
     refined = None if refiner is None or gallery is None else GalleryRefiner(refiner, gallery)
     graph = ExportGraph(exportable(model, settings), settings, refined)
@@ -223,7 +223,7 @@ def _compare(
     shape = (parity.SPEED_BATCH, reference.transform.channels, *_sizes(graph)[0])
     pixels = np.random.default_rng(settings.seed).integers(0, 256, shape, dtype=np.uint8)
     tensors = (torch.from_numpy(pixels) - graph.mean) / graph.std
-    embed = partial(reference.embed, batch_size=settings.batch_size)
+    embed = partial(reference.embed, batch_size=settings.batch_size, precision="32")
     if check is None:
         before, after = embed(tensors, progress=False), engine.run(pixels)
     else:

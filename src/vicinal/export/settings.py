@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vicinal.utils.arguments import check_finite, check_nonnegative, check_positive_integer, given
+from vicinal.utils.arguments import check_nonnegative, check_positive_integer, check_seed, given
 from vicinal.utils.errors import InputError
 
 Format = Literal["onnx", "openvino"]
@@ -65,8 +65,8 @@ class ExportSettings:
                 raise InputError(f"{name} is {value!r}; choose {' or '.join(choices)}")
         counts = ("num_calibration_images", "max_check_images", "batch_size")
         check_positive_integer(self, **{name: getattr(self, name) for name in counts}, **given(size=self.size))
-        check_nonnegative(self, seed=self.seed, **given(tolerance=self.tolerance))
-        check_finite(self, **given(tolerance=self.tolerance))
+        check_nonnegative(self, **given(tolerance=self.tolerance))
+        check_seed(self, self.seed)
 
     @property
     def limit(self) -> float:

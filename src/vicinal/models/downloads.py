@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,8 @@ def announce_url(url: str) -> None:
         return
     try:
         size = _url_size(url)
+    except urllib.error.HTTPError:  # some servers do not answer this question, but the download
+        size = None
     except Exception as error:  # networks fail in many ways
         raise download_error(url, error, url) from error
     _announce(url, size, _file_of(url).parent)

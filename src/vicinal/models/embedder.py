@@ -19,7 +19,12 @@ from vicinal.models.backbones import FrozenBatchNorm
 from vicinal.models.downloads import is_downloaded
 from vicinal.models.execution import DTYPES, Precision
 from vicinal.models.head import ClassToken, NormName, PoolingName
-from vicinal.models.initializations import check_backbone_name, chosen_transform, create_backbone
+from vicinal.models.initializations import (
+    check_backbone_args,
+    check_backbone_name,
+    chosen_transform,
+    create_backbone,
+)
 from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER
@@ -107,6 +112,7 @@ class Embedder(SavedModel):
     ) -> None:
         super().__init__()
         head.check_head(dim, norm, dropout, projector, hidden)
+        check_backbone_args({} if backbone_args is None else backbone_args)
         freeze_batch_norm = backbones.choose_frozen(freeze_batch_norm, is_pretrained=pretrained is not False)
         self.config: dict[str, Any] = {
             "backbone": backbones.timm_name(backbone),

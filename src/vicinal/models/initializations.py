@@ -98,8 +98,8 @@ def create_backbone(
         torch.Size([2, 96, 1, 1])
     """
     check_backbone_name(name)
+    check_backbone_args({} if backbone_args is None else backbone_args)
     backbone_args = dict(backbone_args or {})
-    check_backbone_args(backbone_args)
     dim = projection_dim(name, published=pretrained is True) if projection else 0
     if dim is None:
         raise InputError(f"pooling 'projection': {name} has no projection of CLIP; choose backbone, its own pooling")
@@ -175,7 +175,8 @@ def chosen_transform(transform: object, name: str) -> ImageTransform:
     """The transform that was given, or that of a backbone's weights; a mapping changes some of its settings."""
     if transform is None or isinstance(transform, Mapping):
         try:
-            settings, weights = dict(transform or {}), default_transform(name)
+            given, weights = dict(transform or {}), default_transform(name)
+            settings: dict[str, Any] = {key: tuple(it) if isinstance(it, list) else it for key, it in given.items()}
             return replace(weights.at_size(settings.pop("size", weights.size)), **settings)
         except TypeError as error:
             raise InputError(f"transform: {one_line(error).rpartition(') ')[2]}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def write(
 
 def find_folder(source: str | Path, revision: str | None = None) -> Path:
     """The local folder of a saved model, also of a run, or one downloaded by its name on the Hugging Face hub."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         of_run = (folder / name for name in IN_RUNS if (folder / name / CONFIG).is_file())
         return folder if (folder / CONFIG).exists() else next(of_run, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     """
     if not isinstance(path, (str, Path)):
         raise InputError(f"pretrained is {path!r}; give a weights file, true or false")
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise InputError(f"pretrained: no such file {path}")
     if path.suffix not in WEIGHT_SUFFIXES:

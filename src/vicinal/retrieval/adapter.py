@@ -13,7 +13,7 @@ import scipy.linalg
 from vicinal.data.whitening_files import read_arrays, write_arrays
 from vicinal.retrieval.scores import Array
 from vicinal.retrieval.whitening import as_matrix, double_blocks, unit_rows
-from vicinal.utils.arguments import is_number
+from vicinal.utils.arguments import MAX_MAGNITUDE, is_number
 from vicinal.utils.arrays import Doubles, Floats
 from vicinal.utils.errors import InputError
 
@@ -78,8 +78,8 @@ class LinearAdapter:
             raise InputError(f"{len(x)} and {len(y)} embeddings; an adapter needs those of the same images, at least 2")
         if method not in ("procrustes", "ridge"):
             raise InputError(f"method is {method!r}; it must be procrustes or ridge")
-        if not (is_number(alpha) and alpha > 0):
-            raise InputError(f"alpha is {alpha!r}; it must be above 0")
+        if not (is_number(alpha) and 0 < alpha <= MAX_MAGNITUDE):
+            raise InputError(f"alpha is {alpha!r}; it must be above 0 and at most {MAX_MAGNITUDE:g}")
         width, dim = x.shape[1], y.shape[1]
         if method == "procrustes" and width != dim:
             raise InputError(f"procrustes needs equal dimensions, not {width} and {dim}; use ridge")
@@ -155,7 +155,10 @@ def _ridge(x: Array, y: Array, alpha: float) -> tuple[Doubles, Doubles]:
     x_mean, y_mean = _mean(x), _mean(y)
     squares = _product(x, x, x_mean, x_mean)
     squares[np.diag_indices(len(squares))] += alpha
-    matrix = scipy.linalg.solve(squares, _product(x, y, x_mean, y_mean), assume_a="pos")
+    try:
+        matrix = scipy.linalg.solve(squares, _product(x, y, x_mean, y_mean), assume_a="pos")
+    except scipy.linalg.LinAlgError:
+        raise InputError(f"alpha is {alpha!r}, too small for these embeddings; use a larger one") from None
     return matrix, y_mean - x_mean @ matrix
 
 

@@ -100,8 +100,8 @@ def _check_minima(
     if is_reranked:
         raise InputError("a calibration is for similarities, not the scores of a re-ranking; leave one of them out")
     raise InputError(
-        "the index has no calibration; make one: vicinal calibrate SOURCE --index INDEX, or give min_score "
-        "(--min_score)"
+        "the index has no calibration of matches; make one: vicinal calibrate SOURCE --index INDEX, or give min_score "
+        "(--min_score) alone"
     )
 
 

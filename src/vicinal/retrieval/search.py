@@ -178,9 +178,10 @@ class _Search:
             number = self.index.count(self.among, at_most=number)
         while True:
             results = self.results(self.nearest(number), k, group_by)
-            if group_by is None or all(len(each.matches) >= k for each in results):
+            if (group_by is None and not self.exclude_self) or all(len(each.matches) >= k for each in results):
                 return results
-            more = 4 * number if max_candidates is None else min(4 * number, max(max_candidates, number))
+            is_bounded = group_by is not None and max_candidates is not None
+            more = min(4 * number, max(max_candidates or 0, number)) if is_bounded else 4 * number
             if (more := self.index.count(self.among, at_most=more)) <= number:
                 return results
             number = more

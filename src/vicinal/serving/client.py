@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import uuid
@@ -56,7 +57,10 @@ class Client(AbstractContextManager["Client"]):
         if not url.startswith(("http://", "https://")):
             raise InputError(f"{url}: not the address of a service; give one such as http://127.0.0.1:8000")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        except httpx.InvalidURL as error:
+            raise InputError(f"{url}: not the address of a service: {one_line(error)}") from None
         self.url, self._num_retries, self._error = url, num_retries, httpx.TransportError
 
     def __exit__(self, *error: object) -> None:
@@ -140,11 +144,14 @@ class Client(AbstractContextManager["Client"]):
                 break
             after = response.headers.get("Retry-After", "")
             time.sleep(min(float(after), MAX_WAIT) if after.isdecimal() else 1.0)
-        is_json = "json" in response.headers.get("Content-Type", "")
-        if is_json and response.is_success:
-            return response.json()
-        text = "the answer is not JSON; is this a service of vicinal serve?"
-        reason = response.json().get("detail", "no reason") if is_json else text
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = {"detail": "the answer is not JSON; is this a service of vicinal serve?"}
+        else:
+            if response.is_success:
+                return answer
+        reason = answer.get("detail", "no reason") if isinstance(answer, dict) else "no reason"
         is_refused = response.is_client_error and response.status_code not in BUSY
         raise (InputError if is_refused else OSError)(f"{self.url}: {one_line(reason)} (HTTP {response.status_code})")
 
@@ -153,6 +160,8 @@ def _body(image: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The content of a request with a vector or an image; by its key the service recognizes a repeated one."""
     headers = {"Idempotency-Key": uuid.uuid4().hex}
     if hasattr(image, "ndim"):
+        if not all(map(math.isfinite, image.ravel().tolist())):
+            raise InputError("a vector has NaN or infinity")
         return {"headers": headers, "json": {"vector": image.tolist(), **fields}}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     data = image if isinstance(image, bytes) else Path(image).read_bytes()

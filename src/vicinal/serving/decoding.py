@@ -50,11 +50,15 @@ class ImageTask:
 
 @dataclass(frozen=True)
 class ThumbnailTask:
-    """Make a JPEG of an image file, with `size` pixels along its longer side, or fewer if it has fewer."""
+    """Make a JPEG of an image file, with `size` pixels along its longer side, or fewer if it has fewer.
+
+    `changed` is the time of the file, which tells the pictures of a changed file apart.
+    """
 
     path: str
     box: Box | None
     size: int
+    changed: int = 0
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class FolderStore(Store):
                 if not self.read_only and (is_old or self.index.state.is_fold_due(self.limits.save_changes)):
                     self.index.state.fold()
                     last_fold = time.monotonic()
-            except (InputError, OSError, MemoryError) as error:
+            except Exception as error:  # of many kinds, such as those of a full GPU; the thread must go on
                 log(f"{self.folder}: {one_line(error)}")
                 retry = RETRY_SECONDS
 

@@ -101,9 +101,10 @@ class RemoteStore(Store):
         row = kinds.checked(columns)
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
-        self.index.insert(number, vectors, row)
-        if codes is not None:
-            self.index.add_local_codes(np.array([number]), [codes])
+        with self.index.transaction():
+            self.index.insert(number, vectors, row)
+            if codes is not None:
+                self.index.add_local_codes(np.array([number]), [codes])
         return [number]
 
     def delete(self, ids: Sequence[int]) -> Future[list[int]]:
@@ -124,7 +125,7 @@ class RemoteStore(Store):
             return None
         try:
             take_into_use = self.load_model(facts)
-        except (InputError, OSError, MemoryError) as error:
+        except Exception as error:  # of many kinds, such as those of a full GPU; the thread must go on
             log(f"{self.place}: {one_line(error)}")
             self._retry = time.monotonic() + RETRY_SECONDS
             return None

@@ -91,6 +91,7 @@ class Service:
                     "model that the index was built with"
                 )
             if self.embedder is not None:
+                self.index.check_model(self.embedder.fingerprint)
                 self._local = self._local_queries(self.embedder, self.index.local_settings)
             self._pool = self._new_pool(self.embedder, self._local)
             self._thumbnails = Thumbnails(self._pool)
@@ -284,7 +285,8 @@ class Service:
         file = self.store.image_file(record["path"])
         try:
             box = tuple(record["box"]) if "box" in record else None
-            return await self._thumbnails.get(ThumbnailTask(str(file), box, size))
+            changed = file.stat().st_mtime_ns if file.is_file() else 0
+            return await self._thumbnails.get(ThumbnailTask(str(file), box, size, changed))
         except InputError:
             raise Problem(404, f"item {number} has no image that can be read") from None
 

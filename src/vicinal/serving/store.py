@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,9 @@ def remove_unused(folder: Path, paths: Collection[str]) -> None:
         return
     names, now = {Path(path).name for path in paths}, folder_time(folder)
     for file in folder.glob("*"):
-        if file.name not in names and file.stat().st_mtime < now - STALE_SECONDS:
-            remove_image(file)
+        with suppress(FileNotFoundError):  # another process may remove it
+            if file.name not in names and file.is_file() and file.stat().st_mtime < now - STALE_SECONDS:
+                remove_image(file)
 
 
 class UpgradedError(InputError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -41,7 +42,7 @@ class FineTuning:
 
     def __post_init__(self) -> None:
         require(self.rank >= 1, "fine_tuning.rank", self.rank, "at least 1")
-        require(self.alpha > 0, "fine_tuning.alpha", self.alpha, "a positive number")
+        require(0 < self.alpha < math.inf, "fine_tuning.alpha", self.alpha, "a positive number")
         require(0 <= self.dropout < 1, "fine_tuning.dropout", self.dropout, "from 0 to below 1")
         require(self.targets is None or len(self.targets) > 0, "fine_tuning.targets", "[]", "names of layers, or null")
         require(self.blocks >= 1, "fine_tuning.blocks", self.blocks, "at least 1")

@@ -278,7 +278,7 @@ class ProgressDisplay:
 
     def _summary(self, progress: Progress, loss: float) -> str:
         text = f"{self.length.position(progress)}: loss {loss:.4f}"
-        if math.isnan(progress.score):
+        if math.isnan(progress.score) or not math.isfinite(max(progress.score, progress.best)):  # with keep = last
             return text
         score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
         best = f"best {progress.best:.4f} in epoch {progress.best_epoch}" if math.isfinite(progress.best) else "no best"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from vicinal.data import ImageDataset, Table
+from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.batches.train_batches import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.losses import Loss
@@ -51,7 +52,7 @@ def create_training_module(
     embedder, loss = _create_model_and_loss(recipe, len(classes))
     if not resumed:
         class_centers.check_initial_centers(settings.centers, loss, embedder)
-        check_transition(settings.transition, loss, classes)
+        check_transition(settings.transition, loss, classes, recipe.allow_imports)
         check_old_model(settings, embedder, recipe.allow_imports)
     selection, size = settings.sample_selection, settings.micro_batch_size
     if selection.method == "none":
@@ -123,6 +124,7 @@ class Trainer(BaseTrainer):
 
     def _prepare(self) -> None:
         """Check the settings against data and machine, create the module, and find the images."""
+        is_resumed = distributed.broadcast_object(self.run.recipe.exists())
         training = self.table.subset("train")
         self.sampler = create_sampler(self.recipe.settings, training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
@@ -136,6 +138,8 @@ class Trainer(BaseTrainer):
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
+        if is_resumed and (lost := self._unreadable()):
+            raise UnreadableImageError(f"{min(lost)}: cannot be read")
         self.train_sample = self._train_sample()
         noisy = sample_selection.known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = (sample_selection.SelectionReport(noisy) for _ in range(2))
@@ -289,8 +293,20 @@ class Trainer(BaseTrainer):
 
     # Start, checkpoints, end ----------------------------------------------------------------------------------------
 
+    def _unreadable(self) -> set[str]:
+        """The images for training and validation that are left out because they cannot be read."""
+        if self.settings.data.on_error != "skip":
+            return set()
+        datasets = [self.images, *([] if self.val_images is None else [self.val_images])]
+        used = self.table.take(np.flatnonzero(self.table.frame["split"].isin(["train", "val"])))
+        return set(used.image_keys).difference(*(each.table.image_keys for each in datasets))
+
     def _write_start(self) -> None:
-        self.table.save(self.run.table)
+        table = self.table
+        if lost := self._unreadable():  # a resumed run has the same images, even if these can be read then
+            is_kept = ~np.isin(table.image_keys, list(lost)) | (table.frame["split"] == "test").to_numpy()
+            table = table.take(np.flatnonzero(is_kept))
+        table.save(self.run.table)
         self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:
@@ -308,7 +324,8 @@ class Trainer(BaseTrainer):
                 class_centers.copy_centers_from_run(loss, centers, training.classes)
         if self.settings.transition.source is not None:
             device, main = self.engine.fabric.device, self.is_main_process
-            matrix = find_transition(self.settings.transition, self.images, device) if main else None
+            source, imports = self.settings.transition, self.recipe.allow_imports
+            matrix = find_transition(source, self.images, device, imports) if main else None
             matrix = distributed.broadcast_object(matrix)
             assert matrix is not None
             set_transition(self.bare_module.losses, matrix)

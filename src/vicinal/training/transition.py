@@ -31,7 +31,9 @@ def corrections(loss: Loss) -> list[ForwardCorrection]:
     return [part for part in loss.modules() if isinstance(part, ForwardCorrection)]
 
 
-def check_transition(settings: TransitionSettings, loss: Loss, classes: Sequence[str | int]) -> None:
+def check_transition(
+    settings: TransitionSettings, loss: Loss, classes: Sequence[str | int], allow_imports: Sequence[str] = ()
+) -> None:
     """Check before training that each forward correction has one source of its matrix, and that this can be read."""
     missing = [part for part in corrections(loss) if part.noise_rate is None]
     if settings.source is None and missing:
@@ -43,17 +45,20 @@ def check_transition(settings: TransitionSettings, loss: Loss, classes: Sequence
             f"transition.source = {settings.source} is for the loss ForwardCorrection without noise_rate; leave it out"
         )
     if Path(settings.source).is_dir():
-        _load_loss(RunFolder(Path(settings.source)), classes)
+        _load_loss(RunFolder(Path(settings.source)), classes, allow_imports)
     else:
         read_transition(settings.source, classes)
 
 
-def find_transition(settings: TransitionSettings, images: ImageDataset, device: torch.device) -> Tensor:
+def find_transition(
+    settings: TransitionSettings, images: ImageDataset, device: torch.device, allow_imports: Sequence[str] = ()
+) -> Tensor:
     """The transition matrix that the settings describe, float [classes, classes]."""
     assert settings.source is not None
     if not Path(settings.source).is_dir():
         return read_transition(settings.source, images.table.classes)
-    matrix = estimate_transition(class_probabilities(settings.source, images, device), settings.quantile)
+    probabilities = class_probabilities(settings.source, images, device, allow_imports)
+    matrix = estimate_transition(probabilities, settings.quantile)
     log(f"transition matrix of {settings.source}: {1 - matrix.diagonal().mean():.1%} of the labels are noisy")
     return matrix
 
@@ -96,14 +101,16 @@ def _probability(text: object, place: str) -> float:
     return value
 
 
-def class_probabilities(folder: str | Path, images: ImageDataset, device: torch.device) -> Tensor:
+def class_probabilities(
+    folder: str | Path, images: ImageDataset, device: torch.device, allow_imports: Sequence[str] = ()
+) -> Tensor:
     """The class probabilities of images by the finished model of a run and its class centers, float32 [images,
     classes].
 
     The images have the labels of the run; they are transformed as the model's transform says.
     """
     run, classes = RunFolder(Path(folder)), images.table.classes
-    loss = _load_loss(run, classes)
+    loss = _load_loss(run, classes, allow_imports)
     check_memory(4 * len(images) * len(classes), f"{folder}: class probabilities of the training images")
     embedder = Embedder.from_pretrained(run.model).to(device)
     create_centers(loss, len(classes), embedder.train_output_dim)
@@ -118,14 +125,14 @@ def class_probabilities(folder: str | Path, images: ImageDataset, device: torch.
     return torch.cat(parts)
 
 
-def _load_loss(run: RunFolder, classes: Sequence[str | int]) -> Loss:
+def _load_loss(run: RunFolder, classes: Sequence[str | int], allow_imports: Sequence[str]) -> Loss:
     """The loss of a finished run on these classes, which has class probabilities, without its centers."""
     different = set(read_centers(run.centers).classes) ^ {str(name) for name in classes}
     if different:
         raise InputError(f"transition.source = {run.path}: {min(different)} is not a training class of both runs")
     if not run.model.is_dir():
         raise InputError(f"transition.source = {run.path}: the run has no finished model")
-    loss = Recipe.load(run.recipe).create_loss()
+    loss = Recipe.load(run.recipe, allow_imports=allow_imports).create_loss()
     if corrections(loss):
         raise InputError(f"transition.source = {run.path}: its loss is corrected itself; give a run without correction")
     class_predictor(loss, f"transition.source = {run.path}")

@@ -82,7 +82,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
 
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
     """The message of another library's error on one line of limited length; the type's name if there is no message."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or (type(error).__name__ if isinstance(error, BaseException) else "''")
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from vicinal.utils.errors import InputError, one_line
@@ -27,11 +28,17 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if homes[name] == package:  # a submodule
             return importlib.import_module(f"{package}.{name}")
-        home = importlib.import_module(homes[name])  # this binds the module to its own name, which may be public too
-        for public in {name, homes[name].rpartition(".")[2]}:
-            if homes.get(public) == homes[name]:
-                setattr(module, public, getattr(home, public))
-        return getattr(home, name)
+        found = getattr(importlib.import_module(homes[name]), name)
+        setattr(module, name, found)
+        return found
+
+    class Package(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Importing a submodule binds it to its own name, which may be that of a public function in it.
+            is_home = isinstance(value, ModuleType) and homes.get(name) == value.__name__
+            super().__setattr__(name, getattr(value, name) if is_home else value)
+
+    module.__class__ = Package
 
     def list_names() -> list[str]:
         return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})

@@ -73,8 +73,11 @@ def load_index(source: str, mapped: bool = False) -> EmbeddedTable:
 
     index: ImageIndex = Index.load(source)
     if mapped and "://" not in source:  # a database may change between its vectors and its rows
-        frame = index.metadata.frame
-        vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
+        assert isinstance(index, Index)
+        with index.reading():  # other processes may change it
+            frame = index.metadata.frame
+            frame = frame[np.isin(frame["id"], index.state.current().ids)].reset_index(drop=True)
+            vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
     else:
         vectors, frame = index.contents()
     return EmbeddedTable(vectors, Table(frame), index)

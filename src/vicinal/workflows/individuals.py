@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from vicinal.analysis.identities import photo_quality
-from vicinal.data.cleaning_decisions import IDENTIFYING, Decision, decided_rows, quoted
+from vicinal.data.cleaning_decisions import IDENTIFYING, Decision, decided_rows
 from vicinal.data.columns import is_coarse_column
 from vicinal.data.table import Table
 from vicinal.data.table_files import INTEGER
@@ -18,7 +18,7 @@ from vicinal.retrieval.index.database import TIMEOUT
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.interface import ImageIndex
 from vicinal.retrieval.individuals import enrolled_photos
-from vicinal.utils.arguments import is_integer
+from vicinal.utils.arguments import is_integer, shown
 from vicinal.utils.arrays import Booleans, Integers
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
@@ -146,7 +146,7 @@ def _plan(index: ImageIndex, table: Table, decided: Mapping[int, Decision]) -> P
             labels[row] = _name(each, names)
         elif str(label) != each.new_label:
             raise InputError(
-                f"{each.where}: the photo is in the gallery under another identity, {quoted(str(label))}; delete it "
+                f"{each.where}: the photo is in the gallery under another identity, {shown(str(label))}; delete it "
                 "first: vicinal index delete"
             )
     unsure -= {*index.unsure}
@@ -167,11 +167,11 @@ def _name(decision: Decision, names: dict[str, Any]) -> Any:
     text = decision.new_label
     if decision.action == "same":
         if text not in names:
-            raise InputError(f"{decision.where}: same, but the gallery has no identity {quoted(text)}; make it new")
+            raise InputError(f"{decision.where}: same, but the gallery has no identity {shown(text)}; make it new")
         return names[text]
     if text in names:
         raise InputError(
-            f"{decision.where}: new, but the gallery has an identity {quoted(text)}; make it same, or rename it"
+            f"{decision.where}: new, but the gallery has an identity {shown(text)}; make it same, or rename it"
         )
     is_number = bool(names) and all(is_integer(name) for name in names.values()) and INTEGER.fullmatch(text)
     return int(text) if is_number else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class PairList:
 
     def _find(self, column: str, known: dict[str, int]) -> Integers:
         is_number = self._has_row_numbers()
-        keys = [str(each) if is_number else str(self._full(each)) for each in self.frame[column]]
+        keys = [str(each) if is_number else self._full(each) for each in self.frame[column]]
         found = [known.get(key) for key in keys]
         if None in found:
             row = found.index(None)
@@ -73,8 +74,8 @@ class PairList:
                              "where relative paths start")  # fmt: skip
         return np.array(found, np.int64)
 
-    def _full(self, path: str) -> Path:
-        return Path(self.root, path).absolute()
+    def _full(self, path: str) -> str:
+        return os.path.abspath(os.path.join(self.root, path))
 
     def _has_row_numbers(self) -> bool:
         return bool(self.frame[["a", "b"]].apply(lambda column: column.str.fullmatch("[0-9]{1,12}").all()).all())

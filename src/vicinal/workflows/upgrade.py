@@ -121,7 +121,6 @@ def roll_back(
     refiner_for: Callable[[Mapping[str, str]], ContextRefiner | None] = lambda made_with: None,
     *,
     timeout: float = TIMEOUT,
-    part_size: int = PART_SIZE,
 ) -> None:
     """Return to the vectors that an index had before it was upgraded; calling it again returns to the newer ones.
 
@@ -134,7 +133,6 @@ def roll_back(
             since. None: it is not known.
         refiner_for: returns the refiner of the restored vectors in the same way, if they were refined.
         timeout: as for :func:`upgrade_index`.
-        part_size: as for :func:`upgrade_index`.
 
     Raises:
         InputError: the index was never upgraded, or images were added since that cannot be embedded by the previous
@@ -156,7 +154,7 @@ def roll_back(
         if refiner is None or refiner.fingerprint() != refined_by:
             raise InputError(f"{folder}: the previous generation is refined by {refined_by}; give it with --refiner")
     images = UpgradedImages(index, str(folder), reader or EmbeddingReader())
-    with _work(images, part_size, covered=len(generation.engine)) as work:
+    with _work(images, PART_SIZE, covered=len(generation.engine)) as work:
         work.catch_up()
         if reader is not None:
             images.fill_local_features(generation.settings.get("local_features"))
@@ -317,7 +315,8 @@ class _Work:
                 yield frame["id"].to_numpy(np.int64), vectors
 
     def _round(self, number: int) -> Path:
-        text = f"{_fingerprint(self.images.reader, self.images.stored)} {self.images.reader.used_precision}"
+        build = self.index.state.current().settings.get("build")
+        text = f"{_fingerprint(self.images.reader, self.images.stored)} {self.images.reader.used_precision} {build}"
         return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16] / str(number)
 
     def _embed(self, table: Path) -> None:

@@ -73,7 +73,7 @@ def _fill_last(index: RemoteIndex, images: UpgradedImages) -> None:
 
 
 def _first_dim(index: RemoteIndex, images: UpgradedImages) -> int:
-    """The number of dimensions of the new vectors, by some images; those that cannot be embedded are tried again."""
+    """The number of dimensions of the new vectors, by some images; those that cannot be embedded are left out."""
     for ids, _ in index.blocks():
         for start in range(0, len(ids), NUM_PROBES):
             found, vectors = images.embed(ids[start : start + NUM_PROBES])

@@ -20,6 +20,7 @@ from vicinal.utils.errors import InputError, unreadable
 from vicinal.utils.files import cache_folder, check_regular_file
 
 UNSIGNED_BYTE = 8  # the code of the type in the header
+MAX_BYTES = 2**28  # of a file, more than any of these data sets has
 PARTS = {"train": "train", "test": "t10k"}  # how the names of the files of each split begin
 FORMS = ("{}-{}-idx{}-ubyte", "{}-{}.idx{}-ubyte")  # of their names, as published and as some archives have them
 
@@ -34,6 +35,8 @@ def read_idx(path: Path, num_axes: int) -> npt.NDArray[np.uint8]:
                 raise InputError(f"{path}: not an idx file of bytes with {num_axes} axes")
             shape = np.frombuffer(header[4:], ">u4").tolist()
             expected = math.prod(shape)
+            if expected > MAX_BYTES:
+                raise InputError(f"{path}: its header says {expected:,} bytes; the copy is damaged")
             data = file.read(expected + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: not a valid gzip file ({error}); download it again") from None

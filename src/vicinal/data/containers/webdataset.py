@@ -105,7 +105,7 @@ class _ShardReader:
     """
 
     def __init__(self, columns: listing.NamedColumns) -> None:
-        self.image = columns.image
+        self.image = columns.image and columns.image.lower()
         self.labels = LABELS if columns.label is None else (columns.label,)
         self.label_members = [suffix for label in self.labels for suffix in (label.lower(), f"{label.lower()}.txt")]
 
@@ -181,7 +181,8 @@ class _ShardReader:
         if label is None:
             label = next((fields[each] for each in self.labels if fields.get(each) is not None), None)
         image = members.get(suffix)
-        assert not isinstance(image, bytes)
+        if isinstance(image, bytes):
+            raise InputError(f"{where}: {suffix} is read as a label, not as an image; name another by path_column")
         return listing.Sample(image, f"{key}.{suffix}", values | ({} if label is None else {"label": label}))
 
 

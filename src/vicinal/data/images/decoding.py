@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from vicinal.data.columns import Box
 from vicinal.data.images.colors import Bytes, convert_image, profile_transform, to_srgb
 from vicinal.data.images.formats import HEIF_NEEDS, CountedFile, register_heif
-from vicinal.utils.errors import InputError, one_line, raise_if_of_system
+from vicinal.utils.errors import InputError, one_line, raise_if_of_system, unreadable
 from vicinal.utils.files import check_regular_file
 
 COLORSPACES = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
@@ -55,6 +55,8 @@ def decode_pixels(
         )
     except ValueError:  # of strict decoding, which also refuses what Pillow would only warn of
         return None
+    except OSError as error:
+        raise unreadable(path, error) from None
     return pixels if pixels.shape == (height, width, channels) else None
 
 
@@ -109,7 +111,7 @@ def open_image(path: str | Path, channels: int = 3) -> Iterator[Image.Image | En
     with ExitStack() as stack:
         with _one_line_errors(path):
             file = stack.enter_context(CountedFile(path))
-            image = stack.enter_context(Image.open(file, formats=_known_formats()))
+            image = stack.enter_context(Image.open(file, formats=known_formats()))
         _check_size(path, image.width, image.height)
         yield (EncodedJpeg if image.format in ("JPEG", "MPO") else _decode)(image, path, channels)
 
@@ -200,7 +202,8 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
 
 
 @cache
-def _known_formats() -> list[str]:
+def known_formats() -> list[str]:
+    """The formats of Pillow that are read."""
     Image.init()
     return [name for name in (*FORMATS, *register_heif()) if name in Image.OPEN]
 

@@ -74,7 +74,16 @@ class Database:
         self._poll_lock = threading.Lock()
         self._local = threading.local()
         self._poller: sqlite3.Connection | None = None
-        self.close = weakref.finalize(self, _close_all, self._idle)
+        self._num_pollers = 0
+        weakref.finalize(self, _close_all, self._idle)
+
+    def close(self) -> None:
+        """Close the connections; a later call opens others."""
+        with self._poll_lock:
+            if self._poller is not None:
+                self._poller.close()
+                self._poller = None
+        _close_all(self._idle)
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -194,17 +203,17 @@ class Database:
                     raise OSError(code, text, place) from error
             if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError)):
                 raise
-            raise InputError(f"{place}: the index is damaged ({text}); build it again") from None
+            raise InputError(f"{place}: the index is damaged ({text}); delete it and build it again") from None
 
-    def data_version(self) -> int:
-        """A number that changes whenever another connection has changed the database."""
+    def data_version(self) -> tuple[int, int]:
+        """Numbers that change whenever another connection has changed the database."""
         if self._shared is not None:
-            return 0
+            return 0, 0
         with self._poll_lock, self._translate_errors():
             if self._poller is None:
-                self._poller = self._connect()
+                self._poller, self._num_pollers = self._connect(), self._num_pollers + 1
                 weakref.finalize(self, self._poller.close)
-            return int(self._poller.execute("PRAGMA data_version").fetchone()[0])
+            return self._num_pollers, int(self._poller.execute("PRAGMA data_version").fetchone()[0])
 
     # settings
 
@@ -256,7 +265,8 @@ class Database:
         with self.reading() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version != VERSION:
-                raise InputError(f"{self.folder} has version {version}; this Vicinal reads version {VERSION}")
+                text = f"has version {version}; this Vicinal reads version {VERSION}: delete it and build it again"
+                raise InputError(f"{self.folder} {text}")
             return {name: json.loads(value) for name, value in connection.execute("SELECT name, value FROM settings")}
 
     def change_settings(self, settings: Mapping[str, Any]) -> None:

@@ -47,6 +47,11 @@ READ_BLOCK = 2**20  # bytes of a file that are read at a time
 LISTED = (faiss.IndexIVFPQ, faiss.IndexIVFRaBitQ)
 
 
+def default_kind(num_vectors: int) -> Kind:
+    """The kind of index that `auto` stands for."""
+    return "exact" if num_vectors <= MAX_EXACT else "hnsw"
+
+
 class FaissEngine:
     """Vectors that can be searched; the id of a vector is the number of vectors that were added before it."""
 
@@ -60,7 +65,7 @@ class FaissEngine:
     def create(cls, kind: Literal["auto"] | Kind, vectors: UnitVectors) -> FaissEngine:
         """An empty engine for these vectors, trained on them if its kind needs training."""
         if kind == "auto":
-            kind = "exact" if len(vectors) <= MAX_EXACT else "hnsw"
+            kind = default_kind(len(vectors))
         makers = {
             "exact": lambda vectors: faiss.IndexFlatIP(vectors.dim),
             "hnsw": _create_hnsw,

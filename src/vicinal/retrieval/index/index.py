@@ -49,7 +49,7 @@ class Index(ImageIndex):
     refiner.
 
     An index is made by :meth:`build`, :meth:`load` or :meth:`open`. With the URL of a database in place of a folder,
-    the last two return a :class:`RemoteIndex <vicinal.retrieval.RemoteIndex>`, which has the same methods.
+    the last two return a :class:`RemoteIndex <vicinal.retrieval.RemoteIndex>`.
 
     An index that was built in memory stays there; :meth:`save` copies it to a folder. One that was loaded from a folder
     changes that folder: each change is durable when its method returns. Any number of threads and processes may search

@@ -74,6 +74,7 @@ def build_state(
             context = RefinerContext.create(engine.kind, unit, refiner)
         settings = {
             "kind": engine.kind, "dim": engine.dim, "files": {}, "revision": secrets.token_hex(8),
+            "build": secrets.token_hex(8),  # tells its ids from those of an index that was in the folder before
             "rescore": engine.rescore if isinstance(engine, RescoringEngine) else None, **settings,
             "refiner_fingerprint": None if context is None else context.refiner_fingerprint,
         }  # fmt: skip
@@ -108,7 +109,7 @@ class SharedState:
         self.database, self.committed = database, state or _read_state(database)
         self._local = threading.local()  # the state within a transaction, and that of a block that only reads
         self._refresh_lock, self._publish_lock = threading.Lock(), threading.Lock()
-        self._data_version = -1
+        self._data_version: tuple[int, int] | None = None
         self.follows = self.folds = True
 
     def current(self) -> IndexState:
@@ -226,6 +227,7 @@ class SharedState:
         with self.transaction():
             now = self.current()
             is_same = now.settings["files"] == state.settings["files"] and now.next_id >= state.next_id
+            is_same = is_same and len(now.engine.base) == len(state.engine.base)  # in memory there are no files
             if is_same and (folder is None or files_exist(folder, names)):
                 later = slice(state.next_id - len(now.engine.base), None)  # of the vectors that were added meanwhile
                 unrefined = None if now.context is None else now.context.engine.added[later]

@@ -158,9 +158,11 @@ class IndexFeatures(LocalFeatures):
         return len(self._index)
 
     def codes(self, rows: Integers) -> Codes:
+        shape = self.grid[0] * self.grid[1], self.dim
+        if not len(rows):
+            return np.empty((0, *shape), np.uint8)
         unknown = np.array(sorted(set(rows.tolist()) - self._cache.keys()), np.int64)
         stored = self._index.local_codes(unknown)
-        shape = self.grid[0] * self.grid[1], self.dim
         found = {number: np.frombuffer(codes, np.uint8).reshape(shape) for number, codes in stored.items()}
         missing = np.array([number for number in unknown.tolist() if number not in found], np.int64)
         if len(missing) and self._encoder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -238,7 +239,7 @@ class TrainingSettings(BaseSettings):
         is_valid = size == 1 or self.transform.longest is None or self.features == "frozen"
         require(is_valid, "micro_batch_size", size, "1 with transform.longest, as whole images differ in size")
         require(is_coarse_column(self.coarse_column), "coarse_column", self.coarse_column, "coarse, coarse_2, ...")
-        require(self.compatible_weight > 0, "compatible_weight", self.compatible_weight, "above 0")
+        require(0 < self.compatible_weight < math.inf, "compatible_weight", self.compatible_weight, "above 0, finite")
         if self.compatible_with is None:
             require_left_out(self, "", ("compatible_weight",), "compatible_with is given")
         self._check_hierarchy()

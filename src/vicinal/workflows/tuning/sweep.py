@@ -191,7 +191,8 @@ class SweepResult:
     def to_frame(self) -> pd.DataFrame:
         """One row per cell: its settings, the number of seeds, and mean and standard deviation of every metric.
 
-        Columns `difference low` and `difference high` are the interval of the difference to the first cell.
+        Columns `METRIC difference low` and `METRIC difference high`, from the second row on, are the interval of the
+        difference to the first cell.
         """
         rows = []
         for cell in self.cells:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from vicinal.utils.errors import InputError, one_line
 
@@ -53,7 +53,9 @@ class EngineURL:
             host, port, password = parts.hostname, parts.port, parts.password
         except ValueError as error:
             raise InputError(f"the URL of the index cannot be read: {one_line(error)}") from None
-        engine = SCHEMES[parts.scheme.lower()]
+        engine = SCHEMES.get(parts.scheme.lower())
+        if engine is None:
+            raise InputError(f"{one_line(parts.scheme, 40)}: not the scheme of an index; use postgresql or milvus")
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         _refuse_secrets(engine, password is not None, query)
         if parts.fragment:
@@ -101,10 +103,11 @@ class EngineURL:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if self.host and ":" in self.host else self.host or ""
-        server = (f"{self.user}@" if self.user else "") + host + (f":{self.port}" if self.port else "")
-        path = "/".join(filter(None, [self.database, self.table if self.engine == "milvus" else None]))
+        server = (f"{quote(self.user, '')}@" if self.user else "") + host + (f":{self.port}" if self.port else "")
+        names = [self.database, self.table if self.engine == "milvus" else None]
+        path = "/".join(quote(name, "") for name in names if name)
         first = [] if self.engine == "milvus" else [("table", self.table)]
-        query = "&".join(f"{name}={value}" for name, value in [*first, *self.options])
+        query = "&".join(f"{name}={quote(value, '/')}" for name, value in [*first, *self.options])
         return f"{self.engine}://{server}/{path}" + (f"?{query}" if query else "")
 
 

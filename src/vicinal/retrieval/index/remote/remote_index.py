@@ -45,10 +45,10 @@ class RemoteIndex(ImageIndex):
     interrupted call may be repeated. It is a number of 63 bits: among a billion images the chance that any two have
     the same is 5 percent, among a hundred million 0.05; PostgreSQL and Milvus keep the later of the two then.
 
-    It has all methods of :class:`~vicinal.Index`, but changes are immediate and need no saving. Faults of the
-    connection are retried with growing pauses; if it is lost for too long, what was written stays, and the call may be
-    repeated. Images have other ids after their folder was moved. An index of refined embeddings is kept in a folder
-    only.
+    It has the methods of :class:`~vicinal.retrieval.ImageIndex`; changes are immediate and need no saving. Faults of
+    the connection are retried with growing pauses; if it is lost for too long, what was written stays, and the call
+    may be repeated. Images have other ids after their folder was moved. An index of refined embeddings is kept in a
+    folder only.
 
     An index is made by :meth:`build` or :meth:`connect`, or by `Index.load` and `Index.open` with a URL.
 
@@ -406,6 +406,10 @@ class RemoteIndex(ImageIndex):
         return [each["path"] for each in first.records if "path" in each]
 
     def _move(self, old: str, new: str) -> None:
-        for frame in self._frames(Selection(self._engine.path_filter(old, self.column_kinds))):
+        # All ids first: where the new folder is below the old one, moved images would be found again.
+        ids = self._ids_of(Selection(self._engine.path_filter(old, self.column_kinds)))
+        size = batch_rows(self.dim)
+        for start in range(0, len(ids), size):
+            frame = self.lookup(ids[start : start + size], skip_unknown=True)
             paths = [moved_path(path, old, new) for path in frame["path"]]
             self.update(frame["id"].to_numpy(), Table._from_valid(frame.drop(columns="id").assign(path=paths)))
