@@ -14,7 +14,7 @@ import faiss as faiss_with_stubs
 import numpy as np
 import numpy.typing as npt
 
-from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
+from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind, product_code_bytes
 from vicinal.retrieval.neighbors import Neighbors
 from vicinal.retrieval.scores import BLOCK_ROWS, UnitVectors
 from vicinal.utils.arrays import Floats, Integers
@@ -339,10 +339,9 @@ def _train_ivfpq(vectors: UnitVectors) -> Any:
         raise InputError(
             f"an ivfpq index needs {IVFPQ_MIN_VECTORS:,} vectors to train on, got {count:,}; use exact or hnsw"
         )
-    code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
     lists = _num_lists(count)
     # "np" leaves out polysemous training, which takes seconds and which only Hamming distances use
-    index = faiss.index_factory(dim, f"IVF{lists},PQ{code_bytes}x8np", faiss.METRIC_INNER_PRODUCT)
+    index = faiss.index_factory(dim, f"IVF{lists},PQ{product_code_bytes(dim)}x8np", faiss.METRIC_INNER_PRODUCT)
     index.train(_sample(vectors, _sample_size(max(lists, IVFPQ_CODES))))
     return index
 

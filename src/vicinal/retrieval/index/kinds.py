@@ -18,6 +18,11 @@ MIN_NEIGHBORS = 10  # a search for fewer neighbors has as many candidates as one
 MAX_RESCORE = 10_000
 
 
+def product_code_bytes(dim: int) -> int:
+    """The bytes of a product-quantization code: a quarter of the dimensions, or the next divisor of them below."""
+    return next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
+
+
 def checked_rescore(kind: str, rescore: int | None) -> int:
     """The candidates per neighbor that are compared exactly, by default those of the kind; 0: none."""
     if rescore is not None and not (is_integer(rescore) and 0 <= rescore <= MAX_RESCORE):

@@ -21,7 +21,7 @@ import numpy as np
 
 from vicinal.data.column_kinds import ColumnKind, Kinds, number_of
 from vicinal.data.condition_syntax import Condition
-from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind
+from vicinal.retrieval.index.kinds import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH, IVF_PROBES, Kind, product_code_bytes
 from vicinal.retrieval.index.metadata import Record
 from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.milvus_filters import COLUMNS, NUMBER, MilvusWriter, column_key, path_expression
@@ -490,8 +490,7 @@ def _build_parameters(kind: Kind, dim: int) -> dict[str, Any]:
     if kind == "hnsw":
         return {"M": HNSW_LINKS, "efConstruction": HNSW_BUILD}
     if kind == "ivfpq":
-        code_bytes = next(size for size in range(max(dim // 4, 1), 0, -1) if dim % size == 0)
-        return {"nlist": LISTS, "m": code_bytes, "nbits": 8}
+        return {"nlist": LISTS, "m": product_code_bytes(dim), "nbits": 8}
     if kind == "rabitq":
         return {"nlist": LISTS, "refine": True, "refine_type": "SQ8"}
     return {"nlist": LISTS} if kind == "sq8" else {}
