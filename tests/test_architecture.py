@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import vicinal
+from vicinal.data import benchmarks
 
 ROOT = Path(vicinal.__file__).parent
 LOSSES = {"similarity", "mining", "losses"}
@@ -75,3 +78,9 @@ def test_the_order_has_no_cycle() -> None:
     packages = list(IMPORTS)
     for package, below in IMPORTS.items():
         assert all(packages.index(each) < packages.index(package) for each in below - {package})
+
+
+def test_a_package_keeps_a_function_when_the_module_of_its_name_is_imported() -> None:
+    import_module("vicinal.data.benchmarks.met")
+    assert callable(benchmarks.met)
+    assert pickle.loads(pickle.dumps(benchmarks)) is benchmarks  # as Ray does

@@ -77,14 +77,6 @@ def test_a_run_whose_images_break_while_it_trains_goes_on_when_they_are_back(
             train(settings, tmp_path / "run")
     shutil.copytree(photos, images, dirs_exist_ok=True)
     assert weights(resume(tmp_path / "run")) == weights(expected)
-    photo = Path(Table.from_parquet(expected.table).subset("train").paths[0])
-    content = photo.read_bytes()
-    photo.write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"put it back and resume"):
-        resume(tmp_path / "run", Recipe.load(overrides=[*small, *more, "--epochs=9"]))
-    left_out = train(settings, tmp_path / "without")
-    photo.write_bytes(content)
-    assert len(Table.from_parquet(left_out.table)) == len(Table.from_parquet(expected.table)) - 1
 
 
 def _kinds_of_photos(folder: Path, photos: Path) -> Path:

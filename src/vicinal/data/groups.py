@@ -10,7 +10,6 @@ from PIL import ExifTags, Image
 
 from vicinal.data.images.decoding import known_formats
 from vicinal.data.images.formats import CountedFile
-from vicinal.data.statistics import relative_paths
 from vicinal.data.table import Table
 from vicinal.utils.arguments import check_positive
 from vicinal.utils.arrays import Integers
@@ -48,10 +47,9 @@ def capture_time(path: str) -> float | None:
 def with_groups(table: Table, pattern: str | None, minutes: float | None = None) -> Table:
     """The table with a column `group`; the table itself where neither a pattern nor minutes are given.
 
-    Images with the same text in the first parentheses of the pattern, or in all of it if it has none, are one group.
-    The pattern is searched for in the paths below the folder that all images have in common. An image that was taken at
-    most that many minutes after another one, by the EXIF data, is in its group. Images in whose path the pattern is not
-    found, or without a time, have no group.
+    Images with the same text in the first parentheses of the pattern, or in all of it if it has none, are one group. An
+    image that was taken at most that many minutes after another one, by the EXIF data, is in its group. Images in whose
+    path the pattern is not found, or without a time, have no group.
     """
     if pattern is not None and minutes is not None:
         raise InputError("group_pattern and group_minutes both define groups; leave one of them out")
@@ -72,7 +70,7 @@ def with_groups(table: Table, pattern: str | None, minutes: float | None = None)
 
 def _groups_by_pattern(paths: list[str], pattern: str) -> Integers:
     try:
-        found = [re.search(pattern, path) for path in relative_paths(paths)]
+        found = [re.search(pattern, path) for path in paths]
     except re.error as error:
         raise InputError(f"group_pattern = {pattern} is not a regular expression: {error}") from None
     texts = [None if match is None else match[1] if match.re.groups else match[0] for match in found]

@@ -90,5 +90,8 @@ def load_run_table(path: str | Path) -> Table:
 
 def _renamed(table: Table, path_column: str | None, label_column: str | None) -> Table:
     """A table that Vicinal made, with another column in place of its paths or labels."""
-    names = {path_column or "path", label_column or "label"}
-    return table if names == {"path", "label"} else Table.from_frame(table.frame, None, path_column, label_column)
+    if {path_column or "path", label_column or "label"} == {"path", "label"}:
+        return table
+    renamed = Table.from_frame(table.frame, None, path_column, label_column)
+    renamed.other_files, renamed.unlisted = table.other_files, table.unlisted
+    return renamed

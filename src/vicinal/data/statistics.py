@@ -118,13 +118,13 @@ def split_fingerprint(table: Table) -> str:
         >>> split_fingerprint(Table(frame, "/data")) == split_fingerprint(Table(frame.assign(label=[2, 1]), "/data"))
         False
     """
-    names = relative_paths(table.paths)
+    names = _relative(table.paths)
     columns = [table.frame[name].tolist() for name in ("label", "split", "is_query", "is_gallery") if table.has(name)]
     rows = sorted([name, *map(str, values)] for name, *values in zip(names, *columns, strict=True))
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def relative_paths(paths: list[str]) -> list[str]:
+def _relative(paths: list[str]) -> list[str]:
     """The paths from the folder that holds all of them, with slashes."""
     folders = {os.path.dirname(path) for path in paths}
     start = len(os.path.commonpath(folders)) if folders else 0

@@ -87,7 +87,8 @@ def _positives(table: Table, query_rows: Integers, gallery_rows: Integers) -> li
     """The positions in the gallery of each query's positives."""
     ids = table.frame["image_id"].astype(str)
     positions = {name: position for position, name in enumerate(ids.iloc[gallery_rows])}
-    positives, texts = [], table.frame["positives"].fillna("")
+    listed_ids = table.frame["positives"].astype(object)
+    positives, texts = [], listed_ids.where(listed_ids.notna(), "")
     for row in query_rows:
         listed = set(str(texts.iloc[row]).split())
         unknown = min(listed - positions.keys(), default=None)

@@ -177,8 +177,13 @@ class _Search:
         if self._where is not None or group_by is not None:
             number = self.index.count(self.among, at_most=number)
         while True:
-            results = self.results(self.nearest(number), k, group_by)
-            if (group_by is None and not self.exclude_self) or all(len(each.matches) >= k for each in results):
+            neighbors = self.nearest(number)
+            results = self.results(neighbors, k, group_by)
+            if all(len(each.matches) >= k for each in results):
+                return results
+            if group_by is None and (
+                not self.exclude_self or (neighbors.ids < 0).any()
+            ):  # a larger search finds no more
                 return results
             is_bounded = group_by is not None and max_candidates is not None
             more = min(4 * number, max(max_candidates or 0, number)) if is_bounded else 4 * number

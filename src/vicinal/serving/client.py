@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import uuid
@@ -160,8 +159,8 @@ def _body(image: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The content of a request with a vector or an image; by its key the service recognizes a repeated one."""
     headers = {"Idempotency-Key": uuid.uuid4().hex}
     if hasattr(image, "ndim"):
-        if not all(map(math.isfinite, image.ravel().tolist())):
-            raise InputError("a vector has NaN or infinity")
+        if np.asarray(image).dtype.kind not in "fiu" or not np.isfinite(image).all():
+            raise InputError("a vector has NaN or infinity, or holds no numbers")
         return {"headers": headers, "json": {"vector": image.tolist(), **fields}}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     data = image if isinstance(image, bytes) else Path(image).read_bytes()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class RemoteStore(Store):
         row = kinds.checked(columns)
         kinds.extend(row)
         number = secrets.randbelow(MAX_ID + 1) if key is None else _id_of(key)
-        with self.index.transaction():
+        with nullcontext() if codes is None else self.index.transaction():
             self.index.insert(number, vectors, row)
             if codes is not None:
                 self.index.add_local_codes(np.array([number]), [codes])

@@ -285,7 +285,7 @@ class Service:
         file = self.store.image_file(record["path"])
         try:
             box = tuple(record["box"]) if "box" in record else None
-            changed = file.stat().st_mtime_ns if file.is_file() else 0
+            changed = await asyncio.to_thread(_file_time, file)
             return await self._thumbnails.get(ThumbnailTask(str(file), box, size, changed))
         except InputError:
             raise Problem(404, f"item {number} has no image that can be read") from None
@@ -433,6 +433,13 @@ class Service:
             "decoder_deaths", "Processes that died or hung while they decoded an image.",
             lambda: 0 if self._pool is None else self._pool.num_deaths,
         )  # fmt: skip
+
+
+def _file_time(file: Path) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except (OSError, ValueError):  # reading it says why
+        return 0
 
 
 def _columns_of(body: ItemBody) -> dict[str, Any]:

@@ -281,8 +281,7 @@ class ProgressDisplay:
         if math.isnan(progress.score) or not math.isfinite(max(progress.score, progress.best)):  # with keep = last
             return text
         score = f"{progress.score:.4f}" if math.isfinite(progress.score) else "below the guardrails"
-        best = f"best {progress.best:.4f} in epoch {progress.best_epoch}" if math.isfinite(progress.best) else "no best"
-        return f"{text}, {self.metric} {score} ({best})"
+        return f"{text}, {self.metric} {score} (best {progress.best:.4f} in epoch {progress.best_epoch})"
 
     def _time_left(self, progress: Progress) -> str:
         """The time that the rest of the run takes if it goes on as in this process so far."""

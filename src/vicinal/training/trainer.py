@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from vicinal.data import ImageDataset, Table
-from vicinal.data.batches.image_dataset import UnreadableImageError
 from vicinal.data.batches.train_batches import train_batches
 from vicinal.evaluation import evaluate
 from vicinal.losses import Loss
@@ -124,7 +123,6 @@ class Trainer(BaseTrainer):
 
     def _prepare(self) -> None:
         """Check the settings against data and machine, create the module, and find the images."""
-        is_resumed = distributed.broadcast_object(self.run.recipe.exists())
         training = self.table.subset("train")
         self.sampler = create_sampler(self.recipe.settings, training)  # finds mistakes before weights are downloaded,
         self._create_module(training)  # and this before images are read
@@ -138,8 +136,6 @@ class Trainer(BaseTrainer):
         if self.images.table.classes != training.classes:  # none of a class's images can be read
             self._create_module(self.images.table)
         self.val_images = self._dataset(self.table.subset("val")) if "val" in self.table.splits else None
-        if is_resumed and (lost := self._unreadable()):
-            raise UnreadableImageError(f"{min(lost)}: cannot be read")
         self.train_sample = self._train_sample()
         noisy = sample_selection.known_noisy(self.images.table)
         self.step_selection, self.epoch_selection = (sample_selection.SelectionReport(noisy) for _ in range(2))
@@ -293,20 +289,8 @@ class Trainer(BaseTrainer):
 
     # Start, checkpoints, end ----------------------------------------------------------------------------------------
 
-    def _unreadable(self) -> set[str]:
-        """The images for training and validation that are left out because they cannot be read."""
-        if self.settings.data.on_error != "skip":
-            return set()
-        datasets = [self.images, *([] if self.val_images is None else [self.val_images])]
-        used = self.table.take(np.flatnonzero(self.table.frame["split"].isin(["train", "val"])))
-        return set(used.image_keys).difference(*(each.table.image_keys for each in datasets))
-
     def _write_start(self) -> None:
-        table = self.table
-        if lost := self._unreadable():  # a resumed run has the same images, even if these can be read then
-            is_kept = ~np.isin(table.image_keys, list(lost)) | (table.frame["split"] == "test").to_numpy()
-            table = table.take(np.flatnonzero(is_kept))
-        table.save(self.run.table)
+        self.table.save(self.run.table)
         self.fitted_recipe.save(self.run.recipe)
 
     def _on_start(self) -> None:

@@ -33,6 +33,9 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         return found
 
     class Package(ModuleType):
+        def __reduce__(self) -> tuple[Any, ...]:  # by name, as modules of the usual class are by cloudpickle
+            return importlib.import_module, (self.__name__,)
+
         def __setattr__(self, name: str, value: Any) -> None:
             # Importing a submodule binds it to its own name, which may be that of a public function in it.
             is_home = isinstance(value, ModuleType) and homes.get(name) == value.__name__

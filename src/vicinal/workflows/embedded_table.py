@@ -77,7 +77,9 @@ def load_index(source: str, mapped: bool = False) -> EmbeddedTable:
         with index.reading():  # other processes may change it
             frame = index.metadata.frame
             frame = frame[np.isin(frame["id"], index.state.current().ids)].reset_index(drop=True)
-            vectors = temporary_map((block for _, block in index.blocks()), (len(index), index.dim), source)
+            ids = frame["id"].to_numpy()
+            blocks = (index.vectors_of(ids[start : start + BLOCK_ROWS]) for start in range(0, len(ids), BLOCK_ROWS))
+            vectors = temporary_map(blocks, (len(ids), index.dim), source)
     else:
         vectors, frame = index.contents()
     return EmbeddedTable(vectors, Table(frame), index)

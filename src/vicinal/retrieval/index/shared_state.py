@@ -253,7 +253,8 @@ class SharedState:
             names = self.current().write_files(folder, names if files_exist(folder, names) else Names())
             database = self.database.copied()
             with database.transaction():
-                database.change_settings({"files": names, "revision": secrets.token_hex(8), "previous": None})
+                tokens = {name: secrets.token_hex(8) for name in ("revision", "build")}
+                database.change_settings({"files": names, "previous": None, **tokens})
                 database.forget_changes()
                 if (local := database.settings().get("local_features")) is not None:
                     database.delete_codes([encoder_key(local)])

@@ -93,7 +93,7 @@ class Grid:
         cells = []
         for number, values in enumerate(self.cells):
             runs = [(number, seed) for seed in range(self.settings.seeds)]
-            metrics = {run[1]: found[run] for run in runs if run in found}
+            metrics = {self.study.base.settings.seed + run[1]: found[run] for run in runs if run in found}
             cells.append(SweepCell(values, metrics, tuple(self.failures[run] for run in runs if run in self.failures)))
         metric = self.settings.metric or self.study.base.settings.validation.metric
         return SweepResult(tuple(self.study.space), tuple(cells), metric)
