@@ -159,9 +159,10 @@ def _body(image: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """The content of a request with a vector or an image; by its key the service recognizes a repeated one."""
     headers = {"Idempotency-Key": uuid.uuid4().hex}
     if hasattr(image, "ndim"):
-        if np.asarray(image).dtype.kind not in "fiu" or not np.isfinite(image).all():
+        vector = image.tolist()
+        if np.asarray(vector).dtype.kind not in "fiu" or not np.isfinite(vector).all():
             raise InputError("a vector has NaN or infinity, or holds no numbers")
-        return {"headers": headers, "json": {"vector": image.tolist(), **fields}}
+        return {"headers": headers, "json": {"vector": vector, **fields}}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     data = image if isinstance(image, bytes) else Path(image).read_bytes()
     return {"headers": headers, "data": texts, "files": {"image": data}}
