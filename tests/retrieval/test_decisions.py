@@ -107,7 +107,7 @@ def test_what_cannot_be_decided_is_told(index: Index) -> None:
         refused_call(message, decided, index, 2, **options)
     index.calibration = None
     for options in ({}, {"min_probability": 0.5}):
-        refused_call("the index has no calibration of matches; make one: vicinal calibrate", decided, index, 2, **options)
+        refused_call("the index has no calibration of matches; make one", decided, index, 2, **options)
     assert str(decided(index, 2, min_score=0.5).decision) == "match: a"
     assert str(decided(index, 200, min_score=0.5).decision) == "no match"
 
