@@ -17,6 +17,7 @@ from vicinal.similarity.tiles import refuse_second_derivative
 from vicinal.utils.arguments import (
     check_list,
     check_nonnegative,
+    check_nonnegative_integer,
     check_positive,
     check_positive_integer,
     given,
@@ -103,9 +104,8 @@ class S2SD(Loss):
             raise InputError(f"S2SD: dims = {shown(dims)} must be whole numbers from 1 to {MAX_DIM:,}, at least one")
         check_positive_integer(self, **given(in_features=in_features))
         check_positive(self, temperature=temperature)
-        check_nonnegative(self, weight=weight, feature_weight=feature_weight, feature_warmup=feature_warmup)
-        if not is_integer(feature_warmup):
-            raise InputError(f"S2SD: feature_warmup = {shown(feature_warmup)} must be a whole number")
+        check_nonnegative(self, weight=weight, feature_weight=feature_weight)
+        check_nonnegative_integer(self, feature_warmup=feature_warmup)
         self.loss, self.dims, self.in_features, self.temperature = loss, dims, in_features, temperature
         self.weight, self.feature_weight, self.feature_warmup = weight, feature_weight, feature_warmup
         self.calls = 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vicinal.losses.base import Loss
 from vicinal.similarity.pair_source import PairSource
-from vicinal.utils.arguments import check_nonnegative, check_positive_integer, is_integer, shown
+from vicinal.utils.arguments import check_nonnegative_integer, check_positive_integer, shown
 from vicinal.utils.errors import InputError
 
 __all__ = ["CrossBatchMemory"]
@@ -67,9 +67,7 @@ class CrossBatchMemory(Loss):
                 name = type(part).__name__
                 raise InputError(f"CrossBatchMemory: {name} cannot compare with a memory; add it outside")
         check_positive_integer(self, size=size)
-        check_nonnegative(self, warmup=warmup)
-        if not is_integer(warmup):
-            raise InputError(f"CrossBatchMemory: warmup = {shown(warmup)} must be a whole number")
+        check_nonnegative_integer(self, warmup=warmup)
         self.loss = loss
         self.size = size
         self.warmup = warmup

@@ -70,10 +70,7 @@ CASES: list[tuple[str, str]] = [
     ("evaluate ~/v.parquet --rerank contextual --local.dim 9", "--local.dim is for local features"),
     ("evaluate ~/photos --model ~/m1 --rerank local --rerank.weight 1 --local.size 0", "size"),
     ("index build i ~/photos --model ~/m1 --local.size 64", "--local.size is for local features; give --local too"),
-    (
-        "index build i ~/photos --model ~/m1 --local nan",
-        "--local nan: the weight of local features must be 0",
-    ),
+    ("index build i ~/photos --model ~/m1 --local nan", "--local nan: the weight of local features must be 0"),
     ("index build i ~/photos --model ~/m1 --local --local.size 0", "size"),
     # Cleaning
     ("clean ~/photos --csv f.txt --model ~/m1", "--csv f.txt: name a file ending in .csv or .parquet"),

@@ -7,12 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from tests.evaluation.cases import pooled
 from vicinal.data import Table
-from vicinal.evaluation import (
-    fnir_at_fpir,
-    identification_curve,
-    open_set_auroc,
-    open_set_scores,
-)
+from vicinal.evaluation import fnir_at_fpir, identification_curve, open_set_auroc, open_set_scores
 from vicinal.retrieval import by_class as module
 from vicinal.utils.errors import InputError
 

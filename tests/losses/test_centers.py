@@ -6,10 +6,7 @@ import torch
 from tests.losses.batches import Batch, realistic_batch
 from tests.losses.center_cases import BATCHES, CASES, DEFAULTS, classes_of
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal.losses import (
-    ClusterContrastLoss,
-    proxy_anchor,
-)
+from vicinal.losses import ClusterContrastLoss, proxy_anchor
 from vicinal.similarity import center_sum, normalize
 from vicinal.similarity.pair_source import PairSource
 

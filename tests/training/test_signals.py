@@ -144,3 +144,16 @@ def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, nu
         assert process.returncode == 130
         assert "stopped after step" in errors.splitlines()[-1]
         assert run.last.exists()
+
+
+def test_ctrl_c_while_the_first_process_waits_for_the_others(small: list[str], tmp_path: Path) -> None:
+    """Not even an idle machine starts the second one in the time that the first waits."""
+    process = start(command(tmp_path / "run", [*small, *SETUPS["two processes"]]))
+    while len(members(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.5)
+    send(signal.SIGINT, process)
+    errors = wait_for_the_end(process)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].endswith("error: interrupted")

@@ -92,7 +92,7 @@ def _exists(path: str) -> bool:
 
 def check_model(name: str | None) -> None:
     """Raise InputError if a model is neither a folder, the name of one on the Hugging Face Hub, nor a backbone."""
-    if name and ("/" not in name or name.startswith("timm/")) and not Path(name).expanduser().exists():
+    if name and ("/" not in name or name.startswith("timm/")) and not os.path.exists(os.path.expanduser(name)):
         from vicinal.workflows.models import check_backbone
 
         check_backbone(name)
@@ -102,7 +102,7 @@ def check_model(name: str | None) -> None:
 
 def check_folder(name: str | None, kind: str = "model") -> None:
     """Raise InputError if a saved model is neither a folder nor the name of one on the Hugging Face Hub."""
-    if name is not None and name.count("/") != 1 and not (name and Path(name).expanduser().exists()):
+    if name is not None and name.count("/") != 1 and not (name and os.path.exists(os.path.expanduser(name))):
         raise InputError(f"{kind}: no such folder {name}" if name else f"{kind}: the name is empty; give a folder")
 
 
@@ -310,7 +310,8 @@ def are_images(sources: Sequence[str]) -> bool:
 def _place(value: object) -> str:
     """The value of a flag as text; the path of a file or folder in full."""
     if isinstance(value, str):
-        return str(Path(value).expanduser().resolve()) if Path(value).expanduser().exists() else value
+        path = Path(os.path.expanduser(value))
+        return str(path.resolve()) if path.exists() else value
     return " ".join(map(_number, value)) if isinstance(value, Iterable) else str(value)
 
 

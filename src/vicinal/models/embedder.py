@@ -112,7 +112,7 @@ class Embedder(SavedModel):
     ) -> None:
         super().__init__()
         head.check_head(dim, norm, dropout, projector, hidden)
-        check_backbone_args({} if backbone_args is None else backbone_args)
+        check_backbone_args(backbone_args)
         freeze_batch_norm = backbones.choose_frozen(freeze_batch_norm, is_pretrained=pretrained is not False)
         self.config: dict[str, Any] = {
             "backbone": backbones.timm_name(backbone),

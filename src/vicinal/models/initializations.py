@@ -98,7 +98,7 @@ def create_backbone(
         torch.Size([2, 96, 1, 1])
     """
     check_backbone_name(name)
-    check_backbone_args({} if backbone_args is None else backbone_args)
+    check_backbone_args(backbone_args)
     backbone_args = dict(backbone_args or {})
     dim = projection_dim(name, published=pretrained is True) if projection else 0
     if dim is None:
@@ -137,8 +137,10 @@ def check_backbone_name(name: str) -> None:
         raise InputError(f"backbone: {architecture} has no weights {tag!r}; available: {', '.join(tags) or 'none'}")
 
 
-def check_backbone_args(backbone_args: Mapping[str, Any]) -> None:
-    """Check that a backbone's arguments are plain values, none of which makes timm read files or the network."""
+def check_backbone_args(backbone_args: Mapping[str, Any] | None) -> None:
+    """Check that a backbone's arguments, if any, are plain values that make timm read no files and not the network."""
+    if backbone_args is None:
+        return
     if not isinstance(backbone_args, Mapping):
         raise InputError(f"backbone_args is {type(backbone_args).__name__}; give a mapping such as {{depth: 3}}")
     check_plain_values("backbone_args", backbone_args)

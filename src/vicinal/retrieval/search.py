@@ -179,14 +179,14 @@ class _Search:
         while True:
             neighbors = self.nearest(number)
             results = self.results(neighbors, k, group_by)
-            if all(len(each.matches) >= k for each in results):
+            # Without groups, a larger search finds more only in place of the query itself, and not where this one did
+            # not find as many as it could.
+            is_last = group_by is None and (not self.exclude_self or (neighbors.ids < 0).any())
+            if is_last or all(len(each.matches) >= k for each in results):
                 return results
-            if group_by is None and (
-                not self.exclude_self or (neighbors.ids < 0).any()
-            ):  # a larger search finds no more
-                return results
-            is_bounded = group_by is not None and max_candidates is not None
-            more = min(4 * number, max(max_candidates or 0, number)) if is_bounded else 4 * number
+            more = 4 * number
+            if group_by is not None and max_candidates is not None:
+                more = min(more, max(max_candidates, number))
             if (more := self.index.count(self.among, at_most=more)) <= number:
                 return results
             number = more

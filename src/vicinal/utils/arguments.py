@@ -62,6 +62,14 @@ def check_positive_integer(owner: object, **values: object) -> None:
             raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be at least 1{most}, a whole number")
 
 
+def check_nonnegative_integer(owner: object, **values: object) -> None:
+    """Check that every value is an integer from 0 to 1e12."""
+    check_nonnegative(owner, **values)
+    for name, value in values.items():
+        if not is_integer(value):
+            raise InputError(f"{_name(owner)}: {name} = {shown(value)} must be a whole number")
+
+
 def check_bool(owner: object, **values: object) -> None:
     """Check that every value is True or False."""
     for name, value in values.items():

@@ -75,8 +75,7 @@ def load_index(source: str, mapped: bool = False) -> EmbeddedTable:
     if mapped and "://" not in source:  # a database may change between its vectors and its rows
         assert isinstance(index, Index)
         with index.reading():  # other processes may change it
-            frame = index.metadata.frame
-            frame = frame[np.isin(frame["id"], index.state.current().ids)].reset_index(drop=True)
+            frame = index.searched_rows()
             ids = frame["id"].to_numpy()
             blocks = (index.vectors_of(ids[start : start + BLOCK_ROWS]) for start in range(0, len(ids), BLOCK_ROWS))
             vectors = temporary_map(blocks, (len(ids), index.dim), source)

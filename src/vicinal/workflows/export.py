@@ -111,17 +111,14 @@ def some_classes(table: Table, max_images: int, seed: int) -> Table:
     """The images of random whole classes, as many as fit; random images if no class fits or there are no labels."""
     if len(table) <= max_images:
         return table
-    random = np.random.default_rng(seed)
-    if not table.has("label"):
-        return table.take(np.sort(random.permutation(len(table))[:max_images]))
-    fitting, left = [], max_images
-    for label in random.permutation(len(table.classes)):
+    random, fitting, left = np.random.default_rng(seed), [], max_images
+    for label in random.permutation(len(table.classes)) if table.has("label") else ():
         if table.class_counts[label] <= left:
             fitting.append(label)
             left -= table.class_counts[label]
-    if not fitting:
-        return table.take(np.sort(random.permutation(len(table))[:max_images]))
-    return table.take(np.flatnonzero(np.isin(table.labels, fitting)))
+    if fitting:
+        return table.take(np.flatnonzero(np.isin(table.labels, fitting)))
+    return table.take(np.sort(random.permutation(len(table))[:max_images]))
 
 
 def _gallery(reader: EmbeddingReader, gallery: str, fingerprint: str) -> Floats:

@@ -5,6 +5,7 @@ Importing this module loads nothing heavy, as help shows the options.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,7 +179,7 @@ def backbone_name(model: str) -> str | None:
         ('resnet50', 'resnet50', None)
     """
     name = model.removeprefix(TIMM)
-    return None if not name or "/" in name or "\\" in name or Path(model).expanduser().exists() else name
+    return None if not name or "/" in name or "\\" in name or os.path.exists(os.path.expanduser(model)) else name
 
 
 def load_model(

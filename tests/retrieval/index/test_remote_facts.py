@@ -8,15 +8,13 @@ from vicinal.retrieval.index.remote.remote_table import FORMAT, VERSION, RemoteF
 from vicinal.utils.errors import EngineRefusedError, InputError
 
 URL = EngineURL.parse("postgresql://db/vectors?table=birds")
+VALUES = {"format": FORMAT, "version": VERSION, "dim": 4, "columns": {}, "made_with": {}}
 
 
 def test_a_url_is_read_as_it_is_written() -> None:
     for text in ("postgresql://ann%40corp@db:5433/my%20shop?table=a%26b", "milvus://db:19530/shop/birds?tls=true"):
         assert EngineURL.parse(str(EngineURL.parse(text))) == EngineURL.parse(text)
     refused_call("mysql: not the scheme of an index", EngineURL.parse, "mysql://db/vectors?table=birds")
-
-
-VALUES = {"format": FORMAT, "version": VERSION, "dim": 4, "columns": {}, "made_with": {}}
 
 
 def test_what_was_read_before_a_change_is_not_taken() -> None:

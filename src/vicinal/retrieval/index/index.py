@@ -417,9 +417,13 @@ class Index(ImageIndex):
 
     def contents(self) -> tuple[Floats, pd.DataFrame]:
         with self.reading():
-            frame, state = self.metadata.frame, self.state.current()
-            frame = frame[np.isin(frame["id"], state.ids)].reset_index(drop=True)
-            return state.engine.take(frame["id"].to_numpy()), frame
+            frame = self.searched_rows()
+            return self.state.current().engine.take(frame["id"].to_numpy()), frame
+
+    def searched_rows(self) -> pd.DataFrame:
+        """Return the rows of the images that are searched; within :meth:`reading`, those of its beginning."""
+        frame = self.metadata.frame
+        return frame[np.isin(frame["id"], self.state.current().ids)].reset_index(drop=True)
 
     def vectors(self) -> Floats:
         state = self.state.current()
