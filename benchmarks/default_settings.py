@@ -66,6 +66,7 @@ def _table(name: str, folder: Path) -> pd.DataFrame:
         frame["final"] = frame["split"]  # with the individuals held out among those to train on
         frame.loc[frame["label"].isin(held_out), "split"] = "val"
         frame["flank"] = frame["label"] + "-" + frame["side"]  # the two sides of an animal carry different patterns
+        frame["sighting"] = frame["path"].str.extract(r"/(\d+)_", expand=False)  # has a photo of each side
     return frame
 
 
