@@ -37,7 +37,8 @@ def load_extension() -> ModuleType:
 def packages() -> list[str]:
     """All packages and modules that say what they offer."""
     source = ROOT / "src"
-    files = [path for path in sorted((source / "vicinal").rglob("*.py")) if "\n__all__ = " in path.read_text()]
+    offers = re.compile(r"^(__all__ = |.*= lazy_imports\(__name__\)$)", re.MULTILINE)
+    files = [path for path in sorted((source / "vicinal").rglob("*.py")) if offers.search(path.read_text())]
     names = [".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__") for path in files]
     return [name for name in names if name != "vicinal" and name not in INTERNAL]
 

@@ -10,70 +10,39 @@ from typing import TYPE_CHECKING
 from vicinal.utils.imports import lazy_imports
 
 if TYPE_CHECKING:
-    from vicinal import (
-        analysis,
-        data,
-        distillation,
-        evaluation,
-        losses,
-        matryoshka,
-        memory,
-        mining,
-        mixing,
-        models,
-        report,
-        retrieval,
-        similarity,
-        training,
-        weighting,
-        workflows,
-    )
-    from vicinal.data import Table, load_table
-    from vicinal.evaluation import evaluate
-    from vicinal.mixing import SiMix
-    from vicinal.models import ContextRefiner, Embedder
-    from vicinal.retrieval import Index
-    from vicinal.serving.client import Client
-    from vicinal.training import Recipe, RefinerRecipe, resume, train
-    from vicinal.utils.memory import keep_large_blocks
-    from vicinal.workflows.refine import resume_refiner, train_refiner
+    from vicinal import analysis as analysis
+    from vicinal import data as data
+    from vicinal import distillation as distillation
+    from vicinal import evaluation as evaluation
+    from vicinal import losses as losses
+    from vicinal import matryoshka as matryoshka
+    from vicinal import memory as memory
+    from vicinal import mining as mining
+    from vicinal import mixing as mixing
+    from vicinal import models as models
+    from vicinal import report as report
+    from vicinal import retrieval as retrieval
+    from vicinal import similarity as similarity
+    from vicinal import training as training
+    from vicinal import weighting as weighting
+    from vicinal import workflows as workflows
+    from vicinal.data import Table as Table
+    from vicinal.data import load_table as load_table
+    from vicinal.evaluation import evaluate as evaluate
+    from vicinal.mixing import SiMix as SiMix
+    from vicinal.models import ContextRefiner as ContextRefiner
+    from vicinal.models import Embedder as Embedder
+    from vicinal.retrieval import Index as Index
+    from vicinal.serving.client import Client as Client
+    from vicinal.training import Recipe as Recipe
+    from vicinal.training import RefinerRecipe as RefinerRecipe
+    from vicinal.training import resume as resume
+    from vicinal.training import train as train
+    from vicinal.utils.memory import keep_large_blocks as keep_large_blocks
+    from vicinal.workflows.refine import resume_refiner as resume_refiner
+    from vicinal.workflows.refine import train_refiner as train_refiner
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
 
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Client",
-    "ContextRefiner",
-    "Embedder",
-    "Index",
-    "Recipe",
-    "RefinerRecipe",
-    "SiMix",
-    "Table",
-    "__version__",
-    "analysis",
-    "data",
-    "distillation",
-    "evaluate",
-    "evaluation",
-    "keep_large_blocks",
-    "load_table",
-    "losses",
-    "matryoshka",
-    "memory",
-    "mining",
-    "mixing",
-    "models",
-    "report",
-    "resume",
-    "resume_refiner",
-    "retrieval",
-    "similarity",
-    "train",
-    "train_refiner",
-    "training",
-    "weighting",
-    "workflows",
-]

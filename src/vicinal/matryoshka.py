@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from vicinal.distillation import MAX_DIM, S2SD
-from vicinal.losses.base import Loss, WeightedSum, loss_terms, unused_name, zero_loss
+from vicinal.losses.base import Loss
 from vicinal.losses.center_based import CenterBasedLoss
-from vicinal.losses.row_loss import RowLoss
 from vicinal.memory import CrossBatchMemory
 from vicinal.similarity.pair_source import PairSource
 from vicinal.utils.arguments import check_list, check_nonnegative, is_integer, shown
-from vicinal.utils.devices import default_tile_rows, ieee_products
+from vicinal.utils.devices import ieee_products
 from vicinal.utils.errors import InputError
 
 __all__ = ["Matryoshka"]
@@ -25,9 +23,6 @@ __all__ = ["Matryoshka"]
 
 def __dir__() -> list[str]:
     return __all__
-
-
-FIELDS = tuple(field.name for field in fields(PairSource))  # a constant, which torch.compile can read
 
 
 class Matryoshka(Loss):
@@ -38,14 +33,10 @@ class Matryoshka(Loss):
     over the dimensions m of `dims`, each prefix normalized by itself. The first m dimensions of a trained embedding can
     then be used alone: `Embedder.embed(..., dim=m)`, or `--dim m` of the commands.
 
-    Value and gradient are those of separate losses. Pair-based and ranking losses without parameters go over batches of
-    one tile (1,024 embeddings, more with several threads or on a GPU) once: the pairs are found once, and the rows of
-    all prefixes are one call of the loss. Larger batches, where that saves nothing, and all other losses take one call
-    per prefix.
-
-    All prefixes use the same parameters of the loss: class centers are cut like the embeddings (the paper's efficient
-    variant, MRL-E); the biases of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes,
-    and so are random choices. The moving averages of `ClusterContrastLoss` follow the longest prefix.
+    Value and gradient are those of separate losses: the loss is called once per prefix. All prefixes use the same
+    parameters of the loss: class centers are cut like the embeddings (the paper's efficient variant, MRL-E); the biases
+    of `CrossEntropyLoss` and the boundary of `MarginLoss` are the same for all prefixes, and so are random choices. The
+    moving averages of `ClusterContrastLoss` follow the longest prefix.
 
     The longest prefix should be the whole embedding, because dimensions beyond it are not trained. A `CrossBatchMemory`
     or `S2SD` goes around Matryoshka, `SiMix` and `ForwardCorrection` go inside.
@@ -91,44 +82,26 @@ class Matryoshka(Loss):
             for weight in weights:
                 check_nonnegative(self, weights=weight)
         self.loss, self.dims = loss, dims
-        # In a tuple, so that the loss is not registered a second time.
-        factors = loss.weights if isinstance(loss, WeightedSum) else [1.0]
-        self._terms = tuple((_Term(term), factor) for term, factor in zip(loss_terms(loss), factors, strict=True))
+        self._term = (_Term(loss),)  # in a tuple, so that the loss is not registered a second time
         self.weights = [1.0] * len(dims) if weights is None else [float(weight) for weight in weights]
 
     def parts(self, source: PairSource) -> dict[str, Tensor]:
-        self._check_dim(source)
-        by_prefix: list[dict[str, Tensor]] = [{} for _ in self.dims]
-        for term, factor in self._terms:
-            for parts, weight, found in zip(by_prefix, self.weights, self._parts_of(term, source), strict=True):
-                for name, value in found.items():
-                    parts[unused_name(name, parts)] = weight * factor * value
-        named = zip(self.dims, by_prefix, strict=True)
-        return {f"{name} ({dim})": value for dim, parts in named for name, value in parts.items()}
-
-    def _parts_of(self, term: _Term, source: PairSource) -> list[dict[str, Tensor]]:
-        """The parts of one loss, by each prefix."""
         with torch.autocast(source.anchors.device.type, enabled=False), ieee_products(source.anchors.device):
-            if source.is_empty or len(self.dims) == 1 or not (_is_of_rows(term.loss) and _is_small(source)):
-                return self._call_by_prefix(term, "parts", source)
-            term.loss._check_device(source.anchors.device)
-            values = term.loss.value(_PrefixPairSource.from_source(source, self.dims)) + zero_loss(source).detach()
-            return [{type(term.loss).__name__: value} for value in values]
+            by_prefix = self._call_by_prefix("parts", source)
+        return {
+            f"{name} ({dim})": weight * value
+            for dim, weight, parts in zip(self.dims, self.weights, by_prefix, strict=True)
+            for name, value in parts.items()
+        }
 
     def _anchor_values(self, source: PairSource) -> Tensor:
-        self._check_dim(source)
-        return torch.stack(
-            [
-                weight * factor * value
-                for term, factor in self._terms
-                for weight, value in zip(
-                    self.weights, self._call_by_prefix(term, "_anchor_values", source), strict=True
-                )
-            ]
-        ).sum(dim=0)
+        values = self._call_by_prefix("_anchor_values", source)
+        return torch.stack([weight * value for weight, value in zip(self.weights, values, strict=True)]).sum(dim=0)
 
-    def _call_by_prefix(self, term: _Term, method: str, source: PairSource) -> list[Any]:
-        """The results of a method of a loss, one per prefix. Counters and moving averages are kept from the last."""
+    def _call_by_prefix(self, method: str, source: PairSource) -> list[Any]:
+        """The results of a method of the loss, one per prefix. Counters and moving averages are kept from the last."""
+        self._check_dim(source)
+        (term,) = self._term
         results = []
         for dim in self.dims:
             is_last = dim == self.dims[-1]
@@ -169,17 +142,6 @@ def _check_loss(loss: object) -> None:
             )
 
 
-def _is_of_rows(loss: Loss) -> TypeGuard[RowLoss]:
-    """Whether a loss is a function of rows alone, so that those of all prefixes are one call."""
-    return isinstance(loss, RowLoss) and type(loss).value is RowLoss.value and next(loss.parameters(), None) is None
-
-
-def _is_small(source: PairSource) -> bool:
-    """Whether the similarities of one prefix are one tile: with more of them, a call for all prefixes is no faster."""
-    tile_rows = default_tile_rows(source.num_references, source.anchors.device)
-    return torch.compiler.is_compiling() or len(source) <= tile_rows
-
-
 def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dict[str, Tensor]:
     """The first dimensions of all class centers in a loss, by name; those that are moving averages are copied."""
     cut = {}
@@ -194,44 +156,3 @@ def _cut_centers(loss: nn.Module, dim: int, full_dim: int, is_last: bool) -> dic
                 first = centers[:, :dim]
                 cut[f"{prefix}.{name}" if prefix else name] = first if part.learns_centers or is_last else first.clone()
     return cut
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PrefixPairSource(PairSource):
-    """Prefixes of embeddings. A span of anchors has their rows by the first prefix, then those by the second, ...
-
-    So a loss is called once for all prefixes, and the pairs are found once. Sums over anchors have one entry per
-    prefix.
-    """
-
-    prefixes: tuple[PairSource, ...]
-
-    @classmethod
-    def from_source(cls, source: PairSource, dims: Sequence[int]) -> _PrefixPairSource:
-        """Cut and normalize the prefixes of these dimensions."""
-        kept = {name: getattr(source, name) for name in FIELDS}
-        return cls(**kept, prefixes=tuple(source.prefix(dim) for dim in dims))
-
-    @property
-    def parts(self) -> Sequence[PairSource]:
-        return self.prefixes
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for prefix in self.prefixes for tensor in prefix.inputs)
-
-    def similarity(self, span: slice) -> Tensor:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return torch.cat([prefix.similarity(span) for prefix in self.prefixes])
-        size = span.stop - span.start  # written where they belong, which saves a copy
-        similarity = self.anchors.new_empty(len(self.prefixes) * size, self.num_references)
-        for part, prefix in zip(torch.split(similarity, size), self.prefixes, strict=True):
-            torch.mm(prefix.anchors[span], prefix.references.T, out=part)
-        return similarity
-
-    def identities(self, span: slice) -> tuple[Tensor | None, Tensor, Tensor | int]:
-        labels, keys, _ = super().identities(span)
-        times = len(self.prefixes)
-        dims = torch.tensor([prefix.dim for prefix in self.prefixes], device=keys.device)
-        labels = None if labels is None else labels.repeat(times, *[1] * (labels.ndim - 1))
-        return labels, keys.repeat(times), dims.repeat_interleave(len(keys))[:, None]

@@ -255,7 +255,7 @@ class DistanceWeightedMiner(Miner):
         mask = torch.full_like(rows.negatives, -math.inf).scatter_(1, sampled, kept.expand(-1, max_samples))
         return rows._replace(negatives=rows.negatives + mask)
 
-    def _weights(self, negatives: Tensor, dim: int | Tensor) -> Tensor:
+    def _weights(self, negatives: Tensor, dim: int) -> Tensor:
         """The unnormalized probability of each negative; 0 for those that are never sampled."""
         # As a function of similarity the density of distances is (1 - s^2)^((d-3)/2) (1 - s)^(1/2), up to a constant.
         lowest, highest = 1 - self.nonzero_loss_cutoff**2 / 2, 1 - self.cutoff**2 / 2

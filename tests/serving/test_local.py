@@ -111,7 +111,7 @@ def test_an_index_or_a_service_without_local_features(place: Path, tmp_path: Pat
 
 def test_an_exported_model_leaves_local_features_to_that_of_torch(place: Path, model: Embedder) -> None:
     exported = with_engine(model, "openvino", "cpu", None)
-    embedder = TorchEmbedder(exported, "exported", model.fingerprint(), local_model=model)
+    embedder = TorchEmbedder(exported.embed_batch, exported.transform, "exported", model.fingerprint(), model)
     with client_of(place, embedder) as client:
         assert search(client, image=encoded(noise(5)), k=1)["matches"][0]["score"] == pytest.approx(3, abs=0.02)
 

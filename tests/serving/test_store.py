@@ -16,7 +16,7 @@ from vicinal import Index
 from vicinal.data.column_kinds import ColumnKind
 from vicinal.retrieval.index.database import Database
 from vicinal.serving import store as store_module
-from vicinal.serving.columns import ColumnKinds, frame_of
+from vicinal.serving.columns import ColumnKinds
 from vicinal.serving.folder_store import FolderStore
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
@@ -174,4 +174,3 @@ def test_kinds_of_columns() -> None:
     for wrong in ({"new": "a"}, {"none": "a"}):
         refused_call(next(iter(wrong)), kinds.checked, wrong)
     refused_call("may have 8", kinds.extend, {"one": 1, "two": 2})
-    assert frame_of([{}, {}]).shape == (2, 0)

@@ -26,29 +26,29 @@ from vicinal.training import Recipe, RefinerRecipe, Trainer, train
 from vicinal.training.checkpoint import load_checkpoint
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.utils.run_folder import RunFolder
-from vicinal.workflows import refine
+from vicinal.workflows import EmbeddedTable, refine
 from vicinal.workflows.embedding_reader import EmbeddingReader
-from vicinal.workflows.refine import LabeledEmbeddings, _split, embed_in_processes, train_refiner
+from vicinal.workflows.refine import _split, embed_in_processes, train_refiner
 
 
-def divided(embedded: LabeledEmbeddings, *more: str) -> LabeledEmbeddings:
+def divided(embedded: EmbeddedTable, *more: str) -> EmbeddedTable:
     return _split(embedded, RefinerRecipe.load(overrides=["--embeddings=e.npy", *more]).settings)
 
 
-def rows_of(splits: list[str] | None) -> LabeledEmbeddings:
+def rows_of(splits: list[str] | None) -> EmbeddedTable:
     """Two embeddings a class, each telling its row; the classes are in these splits."""
     labels = np.repeat(np.arange(10 if splits is None else len(splits)), 2)
     frame = pd.DataFrame({"label": labels})
     table = Table(frame if splits is None else frame.assign(split=np.repeat(splits, 2)))
-    return LabeledEmbeddings(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
+    return EmbeddedTable(np.arange(len(labels), dtype=np.float32)[:, None], table, "abc")
 
 
 def test_train_and_val_are_used_and_nothing_else() -> None:
-    vectors, table, fingerprint = divided(rows_of(["test", "train", "val", "train", "test", "val"]))
-    assert vectors.ravel().tolist() == [2, 3, 4, 5, 6, 7, 10, 11]
-    assert table.frame["label"].tolist() == [1, 1, 2, 2, 3, 3, 5, 5]
-    assert table.frame["split"].tolist() == ["train"] * 2 + ["val"] * 2 + ["train"] * 2 + ["val"] * 2
-    assert fingerprint == "abc"
+    made = divided(rows_of(["test", "train", "val", "train", "test", "val"]))
+    assert made.vectors.ravel().tolist() == [2, 3, 4, 5, 6, 7, 10, 11]
+    assert made.table.frame["label"].tolist() == [1, 1, 2, 2, 3, 3, 5, 5]
+    assert made.table.frame["split"].tolist() == ["train"] * 2 + ["val"] * 2 + ["train"] * 2 + ["val"] * 2
+    assert made.origin == "abc"
 
 
 @pytest.mark.parametrize("splits", [None, ["train", "test"] * 10])

@@ -56,7 +56,6 @@ def near_duplicates(neighbors: QueryNeighbors, threshold: float = DUPLICATE_SIMI
 
     Example:
         >>> from vicinal.analysis import query_neighbors
-        >>> from vicinal.data import Table
         >>> table = Table(pd.DataFrame({"label": ["cat", "dog", "dog"]}))
         >>> near_duplicates(query_neighbors(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), table))
            first  second  similarity  same_label

@@ -67,7 +67,6 @@ class QueryNeighbors:
         """The queries that can find an image of their class; no neighbor of the others can be right.
 
         Example:
-            >>> import pandas as pd
             >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
             >>> query_neighbors(np.eye(3), table).with_positives().queries
             array([0, 1])
@@ -94,7 +93,6 @@ def query_neighbors(embeddings: Array, table: Table, k: int = 10, rerank: Rerank
         InputError: embeddings and table have different numbers of rows, or no query has a gallery image to find.
 
     Example:
-        >>> import pandas as pd
         >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> found = query_neighbors(embeddings, table, k=1)
@@ -183,8 +181,6 @@ def hubness(neighbors: QueryNeighbors) -> Hubness:
     k-occurrences, their skewness, hubs and antihubs.
 
     Example:
-        >>> from vicinal.analysis import query_neighbors
-        >>> from vicinal.data import Table
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
         >>> found = hubness(query_neighbors(np.array([[2, 1], [3, 2], [1, 1]]), table, k=1))
         >>> found.occurrences
@@ -222,8 +218,6 @@ def confusions(neighbors: QueryNeighbors) -> pd.DataFrame:
         - `similarity`: its cosine similarity.
 
     Example:
-        >>> from vicinal.analysis import query_neighbors
-        >>> from vicinal.data import Table
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> found = query_neighbors(np.array([[3, 0], [3, 1], [2, 2], [0, 4]]), table)
         >>> confusions(found)[["label", "nearest_label", "num_queries", "fraction", "query", "neighbor"]]
@@ -258,8 +252,6 @@ def confusion_matrix(neighbors: QueryNeighbors) -> pd.DataFrame:
     Queries that cannot find any image of their own class are left out.
 
     Example:
-        >>> from vicinal.analysis import query_neighbors
-        >>> from vicinal.data import Table
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> confusion_matrix(query_neighbors(np.array([[3, 0], [3, 1], [2, 2], [0, 4]]), table))
              cat  dog

@@ -46,7 +46,6 @@ def outliers(neighbors: QueryNeighbors, min_factor: float = MIN_FACTOR) -> pd.Da
 
     Example:
         >>> from vicinal.analysis import query_neighbors
-        >>> from vicinal.data import Table
         >>> embeddings = np.array([[1, 0.0], [1, 0.1], [1, 0.2], [1, 0.3], [0, 1]])
         >>> table = Table(pd.DataFrame({"path": list("abcde")}))
         >>> outliers(query_neighbors(embeddings, table, k=2))["row"].tolist()

@@ -80,7 +80,6 @@ def pair_similarities(embeddings: Array, table: Table, num_pairs: int = 20_000, 
         InputError: numbers of rows differ, no labels, `num_pairs` is below 1, or the seed is invalid.
 
     Example:
-        >>> import pandas as pd
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> found = pair_similarities(np.eye(2)[[0, 0, 1, 1]], table, num_pairs=50)
         >>> set(found.positive.tolist()), set(found.negative.tolist())

@@ -127,13 +127,14 @@ def clean(arguments: Arguments) -> None:
     inputs.check_files(arguments.decisions)
     from pathlib import Path
 
+    from vicinal.data.table_files import write_table
     from vicinal.report.page.cleaning import write_cleaning_page
-    from vicinal.workflows.clean import find_problems_of_source, images_folder, write_findings
+    from vicinal.workflows.clean import find_problems_of_source, images_folder
 
     reader = inputs.read_embedding(arguments)
     findings = find_problems_of_source(reader, arguments.source, settings, arguments.split)
     if arguments.csv is not None:
-        write_findings(arguments.csv, findings)
+        write_table(Path(arguments.csv), findings.to_frame())
         log(f"wrote {arguments.csv}")
     title = arguments.title or Path(arguments.source).resolve().name or arguments.source
     folder = images_folder(reader, arguments.source, arguments.split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Literal
 
 from vicinal.cli import inputs
@@ -103,7 +104,8 @@ def evaluate(arguments: Arguments) -> None:
 
 def _evaluate(arguments: Arguments, divided: bool) -> None:
     """Evaluate the sources, and print the results; `divided` if several processes run this together."""
-    from vicinal.workflows.evaluate import evaluate_sources, tabulate_sources, write_per_query
+    from vicinal.data.table_files import write_table
+    from vicinal.workflows.evaluate import evaluate_sources, per_query_frame, tabulate_sources
     from vicinal.workflows.series import warn_of_series
 
     settings, make_reranking = evaluation_settings(arguments), reranking_maker(arguments)
@@ -129,7 +131,7 @@ def _evaluate(arguments: Arguments, divided: bool) -> None:
     if divided and not is_main_process():
         return
     if arguments.per_query:
-        write_per_query(arguments.per_query, evaluated[0].final, evaluated[0].table)
+        write_table(Path(arguments.per_query), per_query_frame(evaluated[0].final, evaluated[0].table))
         log(f"wrote {arguments.per_query}")
     results = tabulate_sources(evaluated, settings, combine)
     if arguments.json:

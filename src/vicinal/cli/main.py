@@ -116,7 +116,7 @@ def _with_verbs(
     choices = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
     for verb, flags in verbs.items():
         name, text = verb.__name__.rstrip("_"), (verb.__doc__ or "").strip()
-        verb_parser = choices.add_parser(name, help=text, description=text, add_help=verb not in WITH_RECIPE)
+        verb_parser = choices.add_parser(name, help=text, description=text, add_help=verb not in (train, refine))
         verb_parser.set_defaults(verb=verb, parser=verb_parser)
         if name not in words[:1]:  # its flags are not needed
             continue

@@ -279,19 +279,9 @@ def _embedder(arguments: Arguments, index: ImageIndex) -> Any:
 
 
 def _embedder_of(arguments: Arguments) -> Any:
-    from vicinal.models.execution import usable_device
     from vicinal.serving.embedders import TorchEmbedder
+    from vicinal.workflows.embedding_reader import BatchEmbedder
 
-    reader = inputs.read_embedding(arguments)
-    return TorchEmbedder(
-        reader.with_engine(reader.loaded_model),
-        os.path.basename(os.path.normpath(arguments.model)),
-        reader.fingerprint,
-        reader.scales,
-        reader.max_size,
-        reader.postprocessing.whitening,
-        reader.dim,
-        reader.precision,
-        usable_device(reader.device),
-        reader.loaded_model,
-    )
+    reader, name = inputs.read_embedding(arguments), os.path.basename(os.path.normpath(arguments.model))
+    batches = BatchEmbedder(reader.loaded_model, reader, num_images=None)
+    return TorchEmbedder(batches, batches.transform, name, reader.fingerprint, reader.loaded_model)

@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, print_result
 from vicinal.cli.inputs import check_files, check_source
@@ -20,65 +20,54 @@ if TYPE_CHECKING:
     from vicinal.training.recipes.recipe_values import Schema
 
 COLUMN_FLAG = re.compile(r"^--(?=(path|label)_column(=|$))")  # other verbs have these flags without the group
-EMBEDDER, REFINER = ("model", "models/embedder.py", "Embedder"), ("refiner", "models/refiner.py", "ContextRefiner")
 LOSS = "a class of vicinal.losses; its arguments are --loss.margin and the like"
 METRIC = "decides which weights are best, on classes that are not trained on"
 
 
-class Help(NamedTuple):
-    """The text of `--help` beside the flags; a text of a setting without a default is followed by that default."""
-
-    settings: dict[str, str]
-    examples: tuple[str, ...]
-
-
-TRAIN_HELP = Help(
-    {
-        "data.source": "folder with one folder of images per class, .csv or .parquet table, or benchmark",
-        "data.fractions": "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'",
-        "model.backbone": "model of timm, or published weights (default: {}; without GPU mobilenetv4_conv_small)",
-        "model.pretrained": "start from pretrained weights",
-        "model.dim": "dimension of the embeddings",
-        "transform.size": "side of the images in pixels; the default depends on the backbone",
-        "loss": LOSS,
-        "batch_size": "images per batch (default: 128, or fewer to suit the data)",
-        "samples_per_class": "images per class in a batch; 0 draws images at random (default: 4, or fewer)",
-        "epochs": "passes over the training images (default: 4, or as many as take 30 steps; less below 30 classes)",
-        "optimizer.lr": "learning rate; 0.0003 with 100 classes or more",
-        "validation.metric": METRIC,
-        "validation.patience": "evaluations without a new best score after which training stops; null: none",
-        "precision": "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)",
-        "devices": "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)",
-    },
-    (
-        "vicinal train --data.source photos/ --out run",
-        "vicinal train recipe.yaml --out run --epochs 20 --optimizer.lr 0.001",
-    ),
-)
-REFINE_HELP = Help(
-    {
-        "embeddings": "file of embeddings of labeled images, as `vicinal embed` writes it",
-        "labels": "with embeddings: file of their labels (default: those in the file or beside it)",
-        "run": "instead of embeddings: folder of a training run, whose images are embedded",
-        "devices": "with run: number of GPUs or processes that embed its images (default: 1)",
-        "val_fraction": "fraction of the classes for validation, without a split val",
-        "embedder_fraction": "with run: fraction of the classes on which a new embedder is trained",
-        "refiner.depth": "number of blocks",
-        "refiner.num_heads": "number of attention heads",
-        "refiner.neighbors": "number of neighbors that an embedding attends to",
-        "augmentation.noise": "norm of the noise added to training embeddings (default: chosen by the split val)",
-        "loss": LOSS,
-        "batch_size": "embeddings per batch (default: 128, or fewer to suit the data)",
-        "epochs": "passes over the training embeddings",
-        "optimizer.lr": "learning rate",
-        "keep": "best, and none that does not help; or last, whatever it brings",
-        "validation.metric": METRIC,
-    },
-    (
-        "vicinal refine --embeddings embeddings.parquet --out refiner",
-        "vicinal refine --run run --out refiner --refiner.neighbors 16",
-    ),
-)
+# The settings in `--help`, and their texts there; a text without a default is followed by that of the setting.
+TRAIN_HELP = {
+    "data.source": "folder with one folder of images per class, .csv or .parquet table, or benchmark",
+    "data.fractions": "fraction of the classes per split, such as '{train: 0.6, val: 0.2, test: 0.2}'",
+    "model.backbone": "model of timm, or published weights (default: {}; without GPU mobilenetv4_conv_small)",
+    "model.pretrained": "start from pretrained weights",
+    "model.dim": "dimension of the embeddings",
+    "transform.size": "side of the images in pixels; the default depends on the backbone",
+    "loss": LOSS,
+    "batch_size": "images per batch (default: 128, or fewer to suit the data)",
+    "samples_per_class": "images per class in a batch; 0 draws images at random (default: 4, or fewer)",
+    "epochs": "passes over the training images (default: 4, or as many as take 30 steps; less below 30 classes)",
+    "optimizer.lr": "learning rate; 0.0003 with 100 classes or more",
+    "validation.metric": METRIC,
+    "validation.patience": "evaluations without a new best score after which training stops; null: none",
+    "precision": "32, bf16-mixed or 16-mixed (default: bf16-mixed on a GPU that has it, else 32)",
+    "devices": "number of GPUs or processes of a node (default: 1, or as many as torchrun or SLURM started)",
+}
+TRAIN_EXAMPLES = """\
+examples:
+  vicinal train --data.source photos/ --out run
+  vicinal train recipe.yaml --out run --epochs 20 --optimizer.lr 0.001"""
+REFINE_HELP = {
+    "embeddings": "file of embeddings of labeled images, as `vicinal embed` writes it",
+    "labels": "with embeddings: file of their labels (default: those in the file or beside it)",
+    "run": "instead of embeddings: folder of a training run, whose images are embedded",
+    "devices": "with run: number of GPUs or processes that embed its images (default: 1)",
+    "val_fraction": "fraction of the classes for validation, without a split val",
+    "embedder_fraction": "with run: fraction of the classes on which a new embedder is trained",
+    "refiner.depth": "number of blocks",
+    "refiner.num_heads": "number of attention heads",
+    "refiner.neighbors": "number of neighbors that an embedding attends to",
+    "augmentation.noise": "norm of the noise added to training embeddings (default: chosen by the split val)",
+    "loss": LOSS,
+    "batch_size": "embeddings per batch (default: 128, or fewer to suit the data)",
+    "epochs": "passes over the training embeddings",
+    "optimizer.lr": "learning rate",
+    "keep": "best, and none that does not help; or last, whatever it brings",
+    "validation.metric": METRIC,
+}
+REFINE_EXAMPLES = """\
+examples:
+  vicinal refine --embeddings embeddings.parquet --out refiner
+  vicinal refine --run run --out refiner --refiner.neighbors 16"""
 
 
 class RecipeHelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -190,15 +179,14 @@ def _short_help(arguments: Arguments) -> str:
     """The help with the settings that matter most, without the imports of a recipe."""
     from vicinal.training.recipes.recipe_values import default_text, setting_of
 
-    shown, schema = REFINE_HELP if _is_refine(arguments) else TRAIN_HELP, _unimported_schema(arguments)
-    settings = arguments.parser.add_argument_group("settings that matter most")
-    for key, text in shown.settings.items():
+    texts, examples = (REFINE_HELP, REFINE_EXAMPLES) if _is_refine(arguments) else (TRAIN_HELP, TRAIN_EXAMPLES)
+    schema, settings = recipe_schema(arguments), arguments.parser.add_argument_group("settings that matter most")
+    for key, text in texts.items():
         default = default_text(setting_of(schema, key).default)
         if "(default:" not in text and default != "null":
             text = f"{text} (default: {{}})"
         settings.add_argument(f"--{key}", metavar="", help=text.replace("{}", default))
-    examples = "".join(f"\n  {example}" for example in shown.examples)
-    arguments.parser.epilog = f"`{arguments.parser.prog} --help_all` shows all settings.\n\nexamples:{examples}"
+    arguments.parser.epilog = f"`{arguments.parser.prog} --help_all` shows all settings.\n\n{examples}"
     return arguments.parser.format_help().rstrip()
 
 
@@ -228,17 +216,17 @@ def _recipe_class(arguments: Arguments) -> type[BaseRecipe]:
     return RefinerRecipe if _is_refine(arguments) else Recipe
 
 
-def _unimported_schema(arguments: Arguments) -> Schema:
+def recipe_schema(arguments: Arguments) -> Schema:
     """The schema of the recipe without the imports of its model and losses."""
     from vicinal.training.recipes.recipe_classes import unimported_schema
 
     if _is_refine(arguments):
         from vicinal.training.recipes.refiner_settings import DEFAULT_LOSS, RefinerSettings
 
-        return unimported_schema(RefinerSettings, DEFAULT_LOSS, *REFINER)
+        return unimported_schema(RefinerSettings, DEFAULT_LOSS, "refiner", "models/refiner.py", "ContextRefiner")
     from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
 
-    return unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
+    return unimported_schema(TrainingSettings, DEFAULT_LOSS, "model", "models/embedder.py", "Embedder")
 
 
 def _check_settings(arguments: Arguments) -> dict[str, Any]:
@@ -248,7 +236,7 @@ def _check_settings(arguments: Arguments) -> dict[str, Any]:
 
     path, overrides = recipe_and_overrides(arguments)
     file = None if path is None else RecipeFile.read(path)
-    check = RecipeCheck(_unimported_schema(arguments), arguments.verb.__name__, file, overrides)
+    check = RecipeCheck(recipe_schema(arguments), arguments.verb.__name__, file, overrides)
     check.read()
     if not arguments.allow_import:
         check.check_loss_name()

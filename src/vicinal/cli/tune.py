@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.cli.flags import Arguments, Parser, add_settings, print_result, read_settings
 from vicinal.cli.inputs import add_json, check_files, check_source
-from vicinal.cli.train import EMBEDDER, RecipeHelpFormatter, recipe_and_overrides
+from vicinal.cli.train import RecipeHelpFormatter, recipe_and_overrides, recipe_schema
 from vicinal.utils.errors import InputError, TrainingStoppedError
 
 if TYPE_CHECKING:
@@ -68,13 +68,10 @@ def _add_study(parser: Parser, settings: type, section: str, examples: str) -> N
     add_settings(parser, settings)
     text = "a package or module of your own whose classes, such as losses, the recipe may name; may be repeated"
     parser.add_argument("--allow_import", metavar="PACKAGE", action="append", default=[], help=text)
-    parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
 def tune(arguments: Arguments) -> None:
     """Search for the best settings of a recipe on training classes that are held out, with Optuna."""
-    if arguments.help:
-        return print_result(arguments.parser.format_help().rstrip())
     from vicinal.workflows.settings import TuneSettings
 
     recipe, words, settings = _read(arguments, "search", TuneSettings)
@@ -86,8 +83,6 @@ def tune(arguments: Arguments) -> None:
 
 def sweep(arguments: Arguments) -> None:
     """Train a recipe with every combination of some settings, and tabulate the metrics on the test split."""
-    if arguments.help:
-        return print_result(arguments.parser.format_help().rstrip())
     from vicinal.workflows.settings import SweepSettings
 
     recipe, words, settings = _read(arguments, "grid", SweepSettings)
@@ -120,10 +115,7 @@ def _read(arguments: Arguments, section: str, kind: type) -> tuple[str | None, l
 
 
 def _check(study: StudyRecipe, arguments: Arguments) -> None:
-    from vicinal.training.recipes.recipe_classes import unimported_schema
-    from vicinal.training.recipes.settings import DEFAULT_LOSS, TrainingSettings
-
-    schema = unimported_schema(TrainingSettings, DEFAULT_LOSS, *EMBEDDER)
+    schema = recipe_schema(arguments)
     _check_flags(arguments, schema)
     check = study.check(schema, "train")  # whose help lists all settings
     if not arguments.allow_import:

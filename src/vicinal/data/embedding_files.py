@@ -17,7 +17,7 @@ from vicinal.data.embedding_shards import EmbeddingShards
 from vicinal.data.table import Table
 from vicinal.data.table_files import TABLE_SUFFIX, read_csv, write_table
 from vicinal.utils.arrays import Floats
-from vicinal.utils.errors import InputError, one_line, raise_if_of_system
+from vicinal.utils.errors import InputError, one_line, prefixed_errors, raise_if_of_system
 from vicinal.utils.files import check_regular_file, write_bytes
 
 MAX_CODE_POINT, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
@@ -229,10 +229,8 @@ def _embeddings_file(path: str | Path) -> Path:
 
 def _table(path: Path, frame: pd.DataFrame) -> Table:
     """The table of a frame that was read from a file, which errors name."""
-    try:
+    with prefixed_errors(path):
         return Table(frame, path.parent)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def _write_npy(path: Path, vectors: Floats, table: Table) -> None:

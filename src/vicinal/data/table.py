@@ -18,7 +18,7 @@ from vicinal.data.splits import Order, divide_classes, warn_of_shared_classes
 from vicinal.data.statistics import Statistics, compute_statistics
 from vicinal.data.table_files import read_csv, write_table
 from vicinal.utils.arrays import Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 
 
 class Table:
@@ -145,10 +145,8 @@ class Table:
         cls, path: Path, frame: pd.DataFrame, root: str | Path | None, path_column: str | None, label_column: str | None
     ) -> Table:
         frame = _rename_columns(frame, path_column, label_column, path)
-        try:
+        with prefixed_errors(path):
             table = cls(frame, path.parent if root is None else root)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
         warn_of_repeated_images(table.frame, stacklevel=3)
         return table
 

@@ -51,7 +51,6 @@ def evaluate_listed_positives(embeddings: Array, table: Table, k: int = MAP_AT) 
             gallery.
 
     Example:
-        >>> import pandas as pd
         >>> frame = pd.DataFrame({"image_id": ["a", "b", "c"], "positives": ["c", "", ""]})
         >>> table = Table(frame.assign(is_query=[True, False, False], is_gallery=[False, True, True]))
         >>> evaluate_listed_positives(np.array([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2]]), table).metrics
@@ -242,7 +241,6 @@ def evaluate_met(embeddings: Array, table: Table) -> Evaluation:
             match.
 
     Example:
-        >>> import pandas as pd
         >>> columns = {"label": [1, 2, 1, 2], "query_set": ["", "", "val", "test"]}
         >>> sides = {"is_query": [False, False, True, True], "is_gallery": [True, True, False, False]}
         >>> evaluate_met(np.eye(2)[[0, 1, 0, 1]], Table(pd.DataFrame(columns | sides))).metrics

@@ -71,7 +71,6 @@ def calibrate(
             than four classes, or too few for the bound; or `resampling` resamples single queries.
 
     Example:
-        >>> import pandas as pd
         >>> rng, labels = np.random.default_rng(0), np.arange(40).repeat(5)
         >>> embeddings = rng.normal(size=(40, 16))[labels] + 0.3 * rng.normal(size=(200, 16))
         >>> calibration = calibrate(embeddings, Table(pd.DataFrame({"label": labels})))
@@ -203,9 +202,6 @@ def operating_points(
         by the threshold of the others; `false_reject_rate`; and, if `ood` is given, `ood_accepted`.
 
     Example:
-        >>> import numpy as np
-        >>> from vicinal import Table
-        >>> from vicinal.evaluation import open_set_scores
         >>> rng, labels = np.random.default_rng(0), np.arange(40).repeat(5)
         >>> vectors = rng.normal(size=(40, 16))[labels] + 0.6 * rng.normal(size=(200, 16))
         >>> points = operating_points(open_set_scores(vectors, Table(pd.DataFrame({"label": labels}))))

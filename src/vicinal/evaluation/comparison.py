@@ -12,7 +12,7 @@ from vicinal.evaluation.bootstrap import common_metrics, confidence_intervals, m
 from vicinal.evaluation.resampling import DEFAULT_RESAMPLING, Resampling, check_confidence_level
 from vicinal.evaluation.result import Evaluation, metrics_by
 from vicinal.evaluation.results_table import ResultsTable, full_names
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 
 
 def tabulate(
@@ -92,10 +92,8 @@ def compare_models(
     (baseline, first), *others = evaluations.items()
     parts = [first.to_results(baseline, intervals=confidence_intervals(first, table, resampling))]
     for model, evaluation in others:
-        try:
+        with prefixed_errors(f"{model} against {baseline}"):
             differences = paired_differences(first, evaluation, table, resampling)
-        except InputError as error:
-            raise InputError(f"{model} against {baseline}: {error}") from None
         intervals = confidence_intervals(evaluation, table, resampling)
         parts.append(evaluation.to_results(model, intervals=intervals, differences=differences))
     results = ResultsTable.concat(parts)

@@ -195,7 +195,6 @@ def metrics_by(evaluation: Evaluation, table: Table, column: str = "label") -> p
         InputError: the table has no such column, or is not the one that was evaluated, or a query has no value.
 
     Example:
-        >>> import numpy as np
         >>> from vicinal.evaluation import evaluate
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog", "emu"]}))
         >>> result = evaluate(np.eye(5)[[0, 0, 1, 2, 2]], table, recall_at=[1])

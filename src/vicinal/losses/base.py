@@ -82,7 +82,6 @@ class Loss(nn.Module, ABC):
             InputError: Shapes, types or the offset do not match.
 
         Example:
-            >>> import torch
             >>> from vicinal.losses import ContrastiveLoss
             >>> embeddings = torch.eye(3)
             >>> tags = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]])  # the first two have a tag in common
@@ -185,7 +184,6 @@ class WeightedSum(Loss):
 
     Example:
         >>> from vicinal.losses import MultiSimilarityLoss
-        >>> from vicinal.similarity import PairSource
         >>> loss = 0.5 * MultiSimilarityLoss() + 2 * MultiSimilarityLoss(miner=None)
         >>> list(loss.parts(PairSource.from_batch(torch.eye(4), torch.tensor([0, 0, 1, 1]))))
         ['MultiSimilarityLoss', 'MultiSimilarityLoss_2']

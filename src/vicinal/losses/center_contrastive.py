@@ -46,8 +46,6 @@ class CenterContrastiveLoss(CosFaceLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import CenterContrastiveLoss
         >>> loss = CenterContrastiveLoss(num_classes=2, dim=2, margin=0.1)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -114,8 +112,6 @@ class ClusterContrastLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ClusterContrastLoss
         >>> loss = ClusterContrastLoss(num_classes=2, dim=2, momentum=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))

@@ -185,8 +185,6 @@ class NormSoftmaxLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import NormSoftmaxLoss
         >>> loss = NormSoftmaxLoss(num_classes=3, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1, 2]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
         >>> loss(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([0, 1])).detach()

@@ -41,8 +41,6 @@ class CrossEntropyLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import CrossEntropyLoss
         >>> loss = CrossEntropyLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[3.0, 4.0]]), torch.tensor([1])).detach()
@@ -95,8 +93,6 @@ class CenterLoss(CrossEntropyLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import CenterLoss
         >>> loss = CenterLoss(num_classes=2, dim=2, center_weight=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[3.0, 4.0]]), torch.tensor([1])).detach()

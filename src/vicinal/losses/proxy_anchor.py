@@ -43,8 +43,6 @@ class ProxyAnchorLoss(CenterBasedLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ProxyAnchorLoss
         >>> loss = ProxyAnchorLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()

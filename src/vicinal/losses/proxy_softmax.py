@@ -42,8 +42,6 @@ class CosFaceLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import CosFaceLoss
         >>> loss = CosFaceLoss(num_classes=2, dim=2, scale=4, margin=0.5)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -94,8 +92,6 @@ class ArcFaceLoss(CosFaceLoss):
             :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ArcFaceLoss
         >>> loss = ArcFaceLoss(num_classes=2, dim=2, scale=4)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -152,8 +148,6 @@ class ProxyNCALoss(CenterSoftmaxLoss):
             :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ProxyNCALoss
         >>> loss = ProxyNCALoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -202,8 +196,6 @@ class ProxyNCAPlusPlusLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import ProxyNCAPlusPlusLoss
         >>> loss = ProxyNCAPlusPlusLoss(num_classes=2, dim=2)
         >>> loss.set_centers(torch.tensor([0, 1]), torch.eye(2))
         >>> loss(torch.tensor([[0.6, 0.8]]), torch.tensor([1])).detach()
@@ -249,8 +241,6 @@ class SoftTripleLoss(CenterSoftmaxLoss):
         InputError: an argument is out of range; see also :class:`~vicinal.losses.center_based.CenterBasedLoss`.
 
     Example:
-        >>> import torch
-        >>> from vicinal.losses import SoftTripleLoss
         >>> loss = SoftTripleLoss(num_classes=2, dim=2, centers_per_class=2, regularizer=0)
         >>> centers = torch.tensor([[[1.0, 0.0], [0.6, 0.8]], [[-1.0, 0.0], [0.0, -1.0]]])
         >>> loss.set_centers(torch.tensor([0, 1]), centers)

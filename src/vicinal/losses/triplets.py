@@ -66,7 +66,6 @@ class TripletLoss(RowLoss):
         InputError: margin is not finite, or triplets is neither "all" nor "semi-hard".
 
     Example:
-        >>> import torch
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-0.6, 0.8]])
         >>> TripletLoss()(embeddings, torch.tensor([7, 7, 9, 9]))
         tensor(0.0500)

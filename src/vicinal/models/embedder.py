@@ -29,6 +29,7 @@ from vicinal.models.inputs import Images, embed_images
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER
 from vicinal.models.saving import SavedModel
+from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
 
@@ -402,9 +403,17 @@ class Embedder(SavedModel):
             >>> model.embed(torch.zeros(2, 3, 8, 8)).shape
             (2, 4)
         """
-        from vicinal.models.module_embedder import ModuleEmbedder  # is a subclass
+        from vicinal.models.module_embedder import ModuleEmbedder, module_output  # is a subclass
 
-        return ModuleEmbedder.of_module(module, transform, dim, path, arguments)
+        if not isinstance(module, nn.Module):
+            raise InputError(f"module is {shown(module)}; it must be a torch.nn.Module")
+        arguments = dict(arguments or {})
+        check_plain_values("arguments", arguments)
+        found = len(module_output(module, transform))
+        if dim not in (None, found):
+            raise InputError(f"dim is {dim}, but the module gives vectors of {found} dimensions")
+        path = path or f"{type(module).__module__}.{type(module).__qualname__}"
+        return ModuleEmbedder(module, transform, found, path, arguments)
 
     @classmethod
     def _from_config(cls, config: Mapping[str, Any], allow_imports: Sequence[str] = ()) -> Embedder:

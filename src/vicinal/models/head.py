@@ -15,7 +15,7 @@ from vicinal.models.model_folder import MAX_DIM
 from vicinal.similarity.embeddings import at_least_float32
 from vicinal.utils.arguments import check_positive_integer, given, is_number, shown
 from vicinal.utils.arrays import Floats
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 
 MIN_P, MAX_P, MIN_EPS = 1e-3, 1e4, 1e-30
 
@@ -222,10 +222,8 @@ def build_head(
 @torch.no_grad()
 def set_to_whitening(linear: nn.Module, path: str | Path) -> None:
     """Set a linear layer to the map of a whitening, ``(x - mean) @ components.T / sqrt(explained_variance)``."""
-    try:
+    with prefixed_errors("head_whitening"):
         arrays = {name: torch.from_numpy(array) for name, array in read_whitening(path).items()}
-    except InputError as error:
-        raise InputError(f"head_whitening: {error}") from None
     dim, width = arrays["components"].shape
     if isinstance(linear, nn.Sequential):
         raise InputError("head_whitening needs one linear layer; leave out hidden")

@@ -27,34 +27,12 @@ from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
 
 # The arguments that create_backbone sets itself, and all that make timm fetch weights or configurations.
-RESERVED_ARGS = frozenset(
-    {
-        "model_name",
-        "pretrained",
-        "pretrained_cfg",
-        "pretrained_cfg_overlay",
-        "pretrained_filter_fn",
-        "pretrained_model_args",
-        "pretrained_strict",
-        "checkpoint_path",
-        "cache_dir",
-        "num_classes",
-        "global_pool",
-        "in_chans",
-        "features_only",
-        "scriptable",
-        "exportable",
-        "no_jit",
-        "pruned",
-        "kwargs_filter",
-        "feature_cfg",
-        "model_cfg",
-        "model_cls",
-        "variant",
-        "device",
-        "dtype",
-    }
-)
+RESERVED_ARGS = {
+    *("model_name", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_filter_fn"),
+    *("pretrained_model_args", "pretrained_strict", "checkpoint_path", "cache_dir", "num_classes", "global_pool"),
+    *("in_chans", "features_only", "scriptable", "exportable", "no_jit", "pruned", "kwargs_filter", "feature_cfg"),
+    *("model_cfg", "model_cls", "variant", "device", "dtype"),
+}
 
 TOKEN_FOR_IMAGES = "_dinov3"  # in timm's names of DINOv3 and EUPE: their authors use the class token, timm the mean
 

@@ -17,7 +17,6 @@ from vicinal.models.execution import eval_mode
 from vicinal.models.model_card import IMPORT
 from vicinal.models.model_folder import EMBEDDER, MAX_DIM
 from vicinal.models.saving import SavedModel, merged_state_dict
-from vicinal.utils.arguments import check_plain_values, shown
 from vicinal.utils.errors import InputError, one_line
 from vicinal.utils.imports import import_allowed
 
@@ -26,7 +25,7 @@ TOLERANCE = 0.01
 
 
 class ModuleEmbedder(Embedder):
-    """A module in place of backbone, pooling and head; :meth:`Embedder.from_module` creates it."""
+    """A module in place of backbone, pooling and head; :meth:`Embedder.from_module` checks and wraps it."""
 
     def __init__(
         self, module: nn.Module, transform: ImageTransform, dim: int, path: str, arguments: Mapping[str, Any]
@@ -44,26 +43,6 @@ class ModuleEmbedder(Embedder):
         self.pooling, self.head, self.projector = nn.Identity(), nn.Sequential(), None
 
     @classmethod
-    def of_module(
-        cls,
-        module: nn.Module,
-        transform: ImageTransform,
-        dim: int | None,
-        path: str | None,
-        arguments: Mapping[str, Any] | None,
-    ) -> ModuleEmbedder:
-        """Check a module by embedding one image, and wrap it; see :meth:`Embedder.from_module`."""
-        if not isinstance(module, nn.Module):
-            raise InputError(f"module is {shown(module)}; it must be a torch.nn.Module")
-        arguments = dict(arguments or {})
-        check_plain_values("arguments", arguments)
-        found = len(_output(module, transform))
-        if dim not in (None, found):
-            raise InputError(f"dim is {dim}, but the module gives vectors of {found} dimensions")
-        return cls(
-            module, transform, found, path or f"{type(module).__module__}.{type(module).__qualname__}", arguments
-        )
-
     @classmethod
     def from_imported(
         cls, config: Mapping[str, Any], transform: ImageTransform, allow_imports: Sequence[str]
@@ -94,7 +73,7 @@ class ModuleEmbedder(Embedder):
         if _shapes(built.state_dict()) != _shapes(weights):
             raise InputError(f"cannot save the module: {path} builds one with other weights; {hint}")
         built.to(next(self.backbone.parameters())).load_state_dict(weights)
-        expected, found = (_output(module, self.transform) for module in (self.backbone, built))
+        expected, found = (module_output(module, self.transform) for module in (self.backbone, built))
         if (found - expected).norm() > TOLERANCE * expected.norm():
             raise InputError(f"cannot save the module: {path} builds one that gives other vectors; {hint}")
         super().save_pretrained(folder, recipe, metrics)
@@ -113,7 +92,7 @@ def _build(path: str, arguments: Mapping[str, Any], allow_imports: Sequence[str]
     return module
 
 
-def _output(module: nn.Module, transform: ImageTransform) -> Tensor:
+def module_output(module: nn.Module, transform: ImageTransform) -> Tensor:
     """The vector that a module gives for a fixed image, float32 [dim]."""
     weight = next(module.parameters(), None)
     if weight is None:

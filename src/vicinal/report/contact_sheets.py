@@ -195,7 +195,6 @@ def neighbor_grid(
 
     Example:
         >>> import tempfile
-        >>> from PIL import Image
         >>> red, blue = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     matches = [{"path": blue, "label": "blue", "score": 0.5}]

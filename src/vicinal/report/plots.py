@@ -41,7 +41,6 @@ def depth_curve(refiner: ContextRefiner, embeddings: Array, table: Table, path: 
 
     Example:
         >>> import tempfile
-        >>> import numpy as np, pandas as pd
         >>> table, refiner = Table(pd.DataFrame({"label": [0, 0, 1, 1]})), ContextRefiner(4, depth=2, num_heads=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     depth_curve(refiner, np.eye(4), table, f"{folder}/depths.png")

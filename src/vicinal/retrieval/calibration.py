@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vicinal.utils.arguments import is_integer, is_number
 from vicinal.utils.arrays import Booleans, Doubles
-from vicinal.utils.errors import InputError, one_line, unreadable
+from vicinal.utils.errors import InputError, one_line, prefixed_errors, unreadable
 from vicinal.utils.files import check_regular_file, write_bytes
 
 FORMAT, VERSION = "vicinal-calibration", 2
@@ -206,10 +206,8 @@ class Calibration:
             raise unreadable(path, error) from None
         except (ValueError, RecursionError):
             values = None
-        try:
+        with prefixed_errors(path):
             return cls.from_dict(values)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
         level = f"{100 * self.confidence_level:g} %"

@@ -58,7 +58,11 @@ def range_search(queries: UnitVectors, gallery: UnitVectors, thresholds: Floats)
     parts, count = [np.empty((2, 0), dtype=np.int64)], 0
     for pairs in _blocks(queries, gallery, thresholds):
         count += len(pairs.first)
-        _check_count(count, len(queries))
+        if count > MAX_PAIRS:
+            raise InputError(
+                f"the neighborhoods of {len(queries)} images hold more than {MAX_PAIRS} others: use a smaller k or "
+                "epsilon, or check whether most embeddings are equal"
+            )
         parts.append(np.stack([pairs.first, pairs.second]))
     first, second = np.concatenate(parts, axis=1)
     return first, second
@@ -91,14 +95,6 @@ def _blocks(
             found = (scores >= bounds[first : first + rows]).nonzero(as_tuple=True)
             row, column = (each.cpu().numpy() for each in found)
             yield Pairs(row + first, column + start, scores[found].cpu().numpy())
-
-
-def _check_count(num_pairs: int, num_queries: int) -> None:
-    if num_pairs > MAX_PAIRS:
-        raise InputError(
-            f"the neighborhoods of {num_queries} images hold more than {MAX_PAIRS} others: use a smaller k or "
-            "epsilon, or check whether most embeddings are equal"
-        )
 
 
 @dataclass(frozen=True)
@@ -180,12 +176,14 @@ def nearest(
     neighbors = Neighbors.empty(len(queries), k)
     for first in range(0, len(queries), rows):
         chunk = slice(first, min(first + rows, len(queries)))
-        vectors, best = queries.block(chunk.start, chunk.stop), _RunningTopK(k)
+        vectors = queries.block(chunk.start, chunk.stop)
+        best: tuple[Tensor, ...] = ()
         for start in range(0, len(gallery), columns):
             scores = buffer.fill(vectors, gallery, start, min(start + columns, len(gallery)))
             exclusions.mask(scores, chunk, start)
-            best.update(scores, start)
-        neighbors.scores[chunk], neighbors.ids[chunk] = best.scores.cpu().numpy(), best.ids.cpu().numpy()
+            found, ids = _largest(scores, min(k, scores.shape[1]))
+            best = _merged(best, (found, ids + start), k) if best else (found, ids)
+        neighbors.scores[chunk], neighbors.ids[chunk] = (each.cpu().numpy() for each in best)
     return neighbors
 
 
@@ -195,23 +193,11 @@ def _columns_within_budget(rows: int, k: int, device: torch.device) -> int:
     return columns // BLOCK_ROWS * BLOCK_ROWS if columns > BLOCK_ROWS else columns
 
 
-class _RunningTopK:
-    """The k best gallery rows of each query among the blocks seen so far; equal scores are in gallery order."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-        self.scores = self.ids = torch.empty(0)
-
-    def update(self, scores: Tensor, start: int) -> None:
-        """Take the scores [queries, columns] of the next block, whose columns are gallery rows from `start` on."""
-        best, columns = _largest(scores, min(self._k, scores.shape[1]))
-        if start == 0:
-            self.scores, self.ids = best, columns
-            return
-        # Earlier rows come first, so that a stable sort keeps equal scores in gallery order.
-        best, ids = torch.cat([self.scores, best], dim=1), torch.cat([self.ids, columns + start], dim=1)
-        order = best.argsort(dim=1, descending=True, stable=True)[:, : self._k]
-        self.scores, self.ids = best.gather(1, order), ids.gather(1, order)
+def _merged(best: tuple[Tensor, ...], later: tuple[Tensor, ...], k: int) -> tuple[Tensor, ...]:
+    """The k best scores and their gallery rows of two; those of `later` are behind, and equal scores in that order."""
+    scores, ids = (torch.cat(each, dim=1) for each in zip(best, later, strict=True))
+    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, order), ids.gather(1, order)
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -125,28 +125,17 @@ class Refinement(Reranking):
             return RerankedScores(refined, refined)
         is_outside = query_gallery.exclude_self < 0
         outside = query_gallery.queries.subset(np.flatnonzero(is_outside))
+        gallery, chunk_size = query_gallery.gallery, query_gallery.chunk_size
         if self.context == "gallery":
-            refined = self._refine_by_gallery(query_gallery.gallery, outside, query_gallery.chunk_size)
+            of_outside = QueryGallery(outside, gallery, np.full(len(outside), -1), chunk_size)
+            searches = [QueryGallery.leave_one_out(gallery, chunk_size), of_outside]
         else:
-            refined = self._refine_together(query_gallery.gallery, outside, query_gallery.chunk_size)
-        size = len(query_gallery.gallery)  # the queries outside of the gallery come after it
+            everything = torch.cat([vectors.block(0, len(vectors)) for vectors in (gallery, outside)])
+            searches = [QueryGallery.leave_one_out(UnitVectors(everything, "embedding"), chunk_size)]
+        refined = self._unit(np.concatenate([self.refine_queries(search) for search in searches]))
+        size = len(gallery)  # the queries outside of the gallery come after it
         query_rows = np.where(is_outside, size + is_outside.cumsum() - 1, query_gallery.exclude_self)
         return RerankedScores(refined.subset(query_rows), refined.subset(np.arange(size)))
-
-    def _refine_by_gallery(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
-        """Refine the gallery, and the queries outside of it, by neighbors from the gallery."""
-        searches = (
-            QueryGallery.leave_one_out(gallery, chunk_size),
-            QueryGallery(outside, gallery, np.full(len(outside), -1), chunk_size),
-        )
-        return self._unit(np.concatenate([self.refine_queries(search) for search in searches]))
-
-    def _refine_together(self, gallery: UnitVectors, outside: UnitVectors, chunk_size: int | None) -> UnitVectors:
-        """Refine the gallery, and the queries outside of it, by neighbors from both."""
-        everything = UnitVectors(
-            torch.cat([vectors.block(0, len(vectors)) for vectors in (gallery, outside)]), "embedding"
-        )
-        return self._unit(self.refine_queries(QueryGallery.leave_one_out(everything, chunk_size)))
 
     def refine_queries(self, query_gallery: QueryGallery) -> Floats:
         """Refine the queries by their nearest gallery images, float32 [q, dim]."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from vicinal.data.column_kinds import MAX_EXACT, ColumnKind, Kinds
+from vicinal.data.column_kinds import MAX_EXACT, Kinds
 from vicinal.data.columns import BOX_COLUMNS
-from vicinal.retrieval.index.metadata import FILE_COLUMNS, frame_of_records
+from vicinal.retrieval.index.metadata import FILE_COLUMNS
 from vicinal.utils.arguments import shown
 from vicinal.utils.errors import InputError
 
@@ -51,16 +50,6 @@ def _listed(values: list[Any]) -> list[Any] | None:
     if any(isinstance(value, float) and not abs(value) < float("inf") for value in values):
         return None
     return sorted(values)
-
-
-def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """A frame of rows that need not have the same columns; a column has values of one kind."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    kinds: Kinds = {}
-    for name in names:
-        found = {kind_of(row[name]) for row in rows if row.get(name) is not None}
-        kinds[name] = ColumnKind("floating" if found == {"integer", "floating"} else found.pop())
-    return frame_of_records(np.arange(len(rows)), rows, kinds).drop(columns="id")
 
 
 def kind_of(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +27,6 @@ JPEG_QUALITY = 85
 TOO_MUCH_MEMORY = "it needs more memory than an image may take"
 Pixels = npt.NDArray[np.uint8]
 Prepare = Callable[[Image.Image | EncodedJpeg], Pixels]
-
-
-class Preparation(Protocol):
-    """Creates, in a decoding process, the function from images to pixels of a model; it can be pickled."""
-
-    @property
-    def channels(self) -> int:
-        """3 for RGB, 1 for grayscale."""
-
-    def __call__(self) -> Prepare:
-        """Create the function."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +132,13 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
 
     Imports do not count as memory of an image: `max_memory` bytes may be allocated after them.
     """
-    _ignore_interrupts()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the main process finishes requests first
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prepare, channels = (None, 3) if make is None else (make(), make.channels)
     local = make.local() if isinstance(make, TorchPreparation) else None
     for each in filter(None, (prepare, local)):
-        _use_one_thread()
+        if "torch" in sys.modules:  # the other cores are for the model, and for the other processes
+            sys.modules["torch"].set_num_threads(1)
         each(Image.new("RGB" if channels == 3 else "L", (64, 64)))  # first allocations
     decoder = Decoder(prepare, max_pixels, channels, local)
     _limit_memory(max_memory)
@@ -157,20 +149,6 @@ def work(connection: Connection, make: Preparation | None, max_pixels: int, max_
         except (EOFError, OSError):
             return
         connection.send(decoder.perform(task))
-
-
-def _use_one_thread() -> None:
-    """Leave the other cores to the model, and to the other processes that decode."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-
-
-def _ignore_interrupts() -> None:
-    """Ignore Ctrl-C, which a terminal sends to all processes: the main process finishes requests first."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _limit_memory(max_bytes: int) -> None:
@@ -215,3 +193,7 @@ class PillowPreparation:
 
     def __call__(self) -> Prepare:
         return lambda image: np.array(decoded(image))
+
+
+Preparation = TorchPreparation | PillowPreparation
+"""Creates, in a decoding process, the function from images to pixels of a model; it can be pickled."""

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from typing_extensions import Self
 
 from vicinal.data.moved import ADDED, image_file
 from vicinal.data.table import Table
 from vicinal.retrieval.index.index import Index
 from vicinal.retrieval.index.made_with import fingerprint_of
-from vicinal.serving.columns import ColumnKinds, facts_of_index, frame_of
+from vicinal.serving.columns import ColumnKinds, facts_of_index
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem, too_busy
 from vicinal.serving.store import Store, UpgradedError, remove_unused
@@ -225,7 +226,8 @@ class FolderStore(Store):
             ]
             if changes.rows:
                 vectors = np.concatenate(changes.vectors)
-                ids = self.index.add(vectors, Table._from_valid(frame_of(changes.rows)), self.refiner)
+                table = Table._from_valid(pd.DataFrame(changes.rows, dtype=object))
+                ids = self.index.add(vectors, table, self.refiner)
                 if self.index.local_settings is not None:
                     known = {row: codes for row, codes in enumerate(changes.codes) if codes is not None}
                     self.index.add_local_codes(ids[list(known)], list(known.values()))

@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from typing_extensions import Self
 
 from vicinal.data.table import Table
@@ -20,7 +21,7 @@ from vicinal.retrieval.index.remote.engine_url import EngineURL
 from vicinal.retrieval.index.remote.remote_engine import StaleGenerationError, TransientFault
 from vicinal.retrieval.index.remote.remote_index import RemoteIndex, Selection
 from vicinal.retrieval.scores import UnitVectors
-from vicinal.serving.columns import ColumnKinds, facts_of_kinds, frame_of
+from vicinal.serving.columns import ColumnKinds, facts_of_kinds
 from vicinal.serving.limits import Limits
 from vicinal.serving.problems import Problem
 from vicinal.serving.store import Store, UpgradedError
@@ -180,7 +181,7 @@ class _ServedIndex(RemoteIndex):
 
     def insert(self, number: int, vectors: Floats, row: Mapping[str, Any]) -> None:
         """Write an item without a path under an id."""
-        table = Table._from_valid(frame_of([row]))
+        table = Table._from_valid(pd.DataFrame([row], dtype=object))
         self._table.write(UnitVectors(vectors, "vector"), table, old_ids=np.array([number], np.int64))
 
     def check_facts(self, ask: Callable[[bool], object]) -> str | None:

@@ -121,12 +121,16 @@ class _BackwardPass:
         self.grad_own: list[tuple[Block, list[Tensor]]] = []
         for block in blocks:
             self._add_block(block)
-        self._add_own_gradients()
+        for block, grad_own in self.grad_own:  # last: `normalize_backward` in the last block is not for these
+            if self.grad_vectors is not None:
+                self.grad_vectors.index_add_(0, blocks.own_columns(block), grad_own[0])
+            if self.grad_bias is not None:
+                self.grad_bias.index_add_(0, block.class_index, grad_own[1])
         if self.centers.is_sharded:
             self.grad_anchors *= distributed.world_size()
         gradients = [self.grad_anchors, self.grad_vectors, *([] if self.grad_bias is None else [self.grad_bias])]
         # If they were kept here too, autograd would copy them.
-        del self.grad_anchors, self.grad_vectors, self.grad_bias
+        del self.grad_anchors, self.grad_vectors, self.grad_bias, self.grad_own
         return gradients
 
     def _add_block(self, block: Block) -> None:
@@ -147,7 +151,12 @@ class _BackwardPass:
             if self.grad_bias is not None:
                 self.grad_bias[span] += weights @ tile.exponentials + grad_mean.sum()
             if self.grad_vectors is not None:
-                self._add_vectors(block, span, units, weights, tile.exponentials, grad_mean)
+                gradient, is_first = self.grad_vectors[span], block.span.start == 0
+                gradient.addmm_(tile.exponentials.T, block.anchors * weights[:, None], beta=0 if is_first else 1)
+                if self.centers.needs_mean:
+                    gradient += grad_mean @ block.anchors
+                if block.span.stop == len(self.blocks.anchors):  # the last block: while the tile is in the cache
+                    self.blocks.tiles.normalize_backward(gradient, units, span)
 
     def _add_values(self, block: Block, others: Tensor) -> tuple[Tensor, Tensor]:
         """Add a block's values and their gradient through own classes; return the gradients of `others` and `mean`."""
@@ -163,28 +172,6 @@ class _BackwardPass:
         self.grad_anchors[block.span] = grad_anchors
         self.grad_own.append((block, grad_own))
         return grad_others, grad_mean
-
-    def _add_own_gradients(self) -> None:
-        """Add the gradients of own centers: last, after `normalize_backward` in the last block, which these skip."""
-        for block, grad_own in self.grad_own:
-            if self.grad_vectors is not None:
-                self.grad_vectors.index_add_(0, self.blocks.own_columns(block), grad_own[0])
-            if self.grad_bias is not None:
-                self.grad_bias.index_add_(0, block.class_index, grad_own[1])
-        self.grad_own.clear()
-
-    def _add_vectors(
-        self, block: Block, span: slice, units: Tensor, weights: Tensor, exponentials: Tensor, grad_mean: Tensor
-    ) -> None:
-        """Add the gradient with respect to the centers of a tile."""
-        assert self.grad_vectors is not None
-        gradient = self.grad_vectors[span]
-        is_first, is_last = block.span.start == 0, block.span.stop == len(self.blocks.anchors)
-        gradient.addmm_(exponentials.T, block.anchors * weights[:, None], beta=0 if is_first else 1)
-        if self.centers.needs_mean:
-            gradient += grad_mean @ block.anchors
-        if is_last:  # while the tile is in the cache
-            self.blocks.tiles.normalize_backward(gradient, units, span)
 
 
 class Block(NamedTuple):

@@ -182,11 +182,6 @@ class PairSource:
         return self.anchors.shape[1]
 
     @property
-    def parts(self) -> Sequence[PairSource]:
-        """This source, or the sources of several prefixes whose rows are computed together."""
-        return (self,)
-
-    @property
     def is_by_label(self) -> bool:
         """Whether the positive pairs are those of equal labels."""
         return self.masks is None and self.relation is None
@@ -308,11 +303,18 @@ class PairSource:
         similarity = self.similarity(span)
         for observe in observers:
             observe(similarity, span)
-        (labels, keys, dim), times = self.identities(span), len(self.parts)
         # The size of the largest class must be known, which the compiler cannot wait for.
         pairs = self.pairs(span, by_class=not torch.compiler.is_compiling())
-        positives, negatives = (pairs if times == 1 else pairs.repeat(times)).split(similarity)
+        (positives, negatives), (labels, keys, dim) = pairs.split(similarity), self.identities(span)
         return Rows(positives, negatives, labels, keys, dim), pairs
+
+    def identities(self, span: slice) -> tuple[Tensor | None, Tensor, int]:
+        """The labels, keys and dimension of the rows of a span of anchors, as :class:`Rows` has them."""
+        labels = None if self.labels is None else self.labels[span]
+        keys = torch.arange(span.start, span.stop, device=self.anchors.device) + (self.offset or 0)
+        if self.num_calls is not None:
+            keys = keys + (self.num_calls << 32)
+        return labels, keys, self.dim
 
     @cached_property
     def class_columns(self) -> ClassColumns | None:
@@ -345,17 +347,9 @@ class PairSource:
         check_relation(positive, [len(labels), self.num_references], self.anchors.device)
         return MaskedPairs.without_self(positive, ~positive, first)
 
-    def identities(self, span: slice) -> tuple[Tensor | None, Tensor, Tensor | int]:
-        """The labels, keys and dimension of the rows of a span of anchors, as :class:`Rows` has them."""
-        labels = None if self.labels is None else self.labels[span]
-        keys = torch.arange(span.start, span.stop, device=self.anchors.device) + (self.offset or 0)
-        if self.num_calls is not None:
-            keys = keys + (self.num_calls << 32)
-        return labels, keys, self.dim
-
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that the similarities of all parts are computed from; one where a batch is its own reference."""
+        """The tensors that the similarities are computed from; one where a batch is its own reference."""
         return (self.anchors,) if self.references is self.anchors else (self.anchors, self.references)
 
     def similarity(self, span: slice) -> Tensor:

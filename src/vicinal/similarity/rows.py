@@ -6,7 +6,7 @@ Pairs are masks, or the columns of each class. Where few entries of a row have a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
         negatives: float [rows, q], cosine similarities in [-1, 1], or -inf.
         labels: int [rows], the labels of the anchors, or [rows, ...] with a relation; None where none were given.
         keys: int [rows], a number for each anchor that changes from call to call; random choices depend on it.
-        dim: dimension of the embeddings; int [rows, 1] where it is not the same for all rows.
+        dim: dimension of the embeddings.
         positive_weights: float [rows, p], how much each positive counts, as with mixed examples; 0 for padding. None:
             each counts as one. Only losses with `supports_weights` read it.
         negative_weights: float [rows, q], the same for the negatives.
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     negatives: Tensor
     labels: Tensor | None
     keys: Tensor
-    dim: int | Tensor
+    dim: int
     positive_weights: Tensor | None = None
     negative_weights: Tensor | None = None
 
@@ -81,27 +81,6 @@ class Rows(NamedTuple):
         return self.hardest_negative.squeeze(1) > -math.inf
 
 
-class Pairs(Protocol):
-    """The pairs of some anchors with all references."""
-
-    @property
-    def positive(self) -> Tensor:
-        """Bool [rows, k], whether each of k columns, all or those of the anchor's class, is a positive."""
-
-    def repeat(self, times: int) -> Pairs:
-        """The pairs of the same anchors several times: [times x rows]."""
-
-    def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
-        """Split similarities [rows, c] into positives [rows, p], padded with +inf, and negatives [rows, c], padded
-        with -inf. May overwrite its argument.
-        """
-
-    def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
-        """Combine the gradients with respect to the results of `split` into that with respect to the similarities,
-        [rows, c]. At most one of them is None. May overwrite its arguments.
-        """
-
-
 class MaskedPairs(NamedTuple):
     """Pairs as masks.
 
@@ -122,13 +101,12 @@ class MaskedPairs(NamedTuple):
         others = columns != torch.arange(first, first + len(positive), device=positive.device)[:, None]
         return cls(positive & others, negative & others)
 
-    def repeat(self, times: int) -> MaskedPairs:
-        return MaskedPairs(self.positive.repeat(times, 1), self.negative.repeat(times, 1))
-
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        """Split similarities into positives, padded with +inf, and negatives, padded with -inf, [rows, c] each."""
         return (torch.where(self.positive, similarity, math.inf), torch.where(self.negative, similarity, -math.inf))
 
     def join(self, grad_positives: Tensor | None, grad_negatives: Tensor | None) -> Tensor:
+        """The gradient with respect to the similarities from those of the results of `split`; at most one is None."""
         if grad_positives is None or grad_negatives is None:
             gradient = grad_negatives if grad_positives is None else grad_positives
             assert gradient is not None
@@ -139,7 +117,8 @@ class MaskedPairs(NamedTuple):
 class ClassPairs(NamedTuple):
     """Pairs of equal and of unequal labels, by the few columns of each anchor's own class.
 
-    Only these columns are read and written, where masks would need passes over all columns.
+    Only these columns are read and written, where masks would need passes over all columns. The methods are those of
+    :class:`MaskedPairs`, with positives [rows, p]; `split` and `join` may overwrite their arguments.
 
     Attributes:
         columns: int [rows, p], the columns of the anchor's class; where there are fewer than p, one is repeated.
@@ -152,10 +131,6 @@ class ClassPairs(NamedTuple):
     positive: Tensor
     present: Tensor
     num_references: int
-
-    def repeat(self, times: int) -> ClassPairs:
-        columns, positive, present = (x.repeat(times, 1) for x in (self.columns, self.positive, self.present))
-        return ClassPairs(columns, positive, present, self.num_references)
 
     def split(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         own_class = similarity.gather(1, self.columns)
@@ -194,6 +169,10 @@ class ClassPairs(NamedTuple):
     def _masked(self, grad_positives: Tensor) -> Tensor:
         # The gradient at a repeated column must not be added to that of the column itself.
         return grad_positives.masked_fill(~self.positive, 0.0)
+
+
+Pairs = MaskedPairs | ClassPairs
+"""The pairs of some anchors with all references."""
 
 
 class ClassColumns:

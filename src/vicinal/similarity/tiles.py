@@ -82,7 +82,7 @@ def sum_over_rows(
         miner: selects the pairs that `row_terms` gets.
 
     Returns:
-        The sum of each term: a scalar, or [k]; of a source with several parts [parts], or [parts, k].
+        The sum of each term: a scalar, or [k].
 
     Raises:
         InputError: `tile_rows` is not positive.
@@ -109,8 +109,7 @@ def values_of_rows(
     """
     if source.is_empty:
         return source.anchors.new_zeros(len(source))
-    tiles = _Tiles(source, tile_rows)
-    rows = (source.tile(span)[0] for span in tiles.spans)
+    rows = (source.tile(span)[0] for span in _spans(source, tile_rows))
     return torch.cat([row_values(miner(each) if miner else each) for each in rows])
 
 
@@ -119,68 +118,56 @@ def _sums(source: PairSource, passes: Sequence[TilePass]) -> list[tuple[Tensor, 
     if torch.compiler.is_compiling():  # the compiler fuses the operations on the whole matrix
         rows, _ = source.tile(slice(0, len(source)))
         terms = [each.row_terms(each.mined(rows)) if each.row_terms else () for each in passes]
-        return [tuple(_sum(term, len(source.parts)) for term in each) for each in terms]
+        return [tuple(term.sum(0) for term in each) for each in terms]
     tile_rows = min((each.tile_rows for each in passes if each.tile_rows is not None), default=None)
-    tiles = _Tiles(source, tile_rows)
-    parameters = [parameter for each in passes for parameter in each.parameters]
-    sums = iter(_SumsOverRows.apply(tiles, passes, torch.is_grad_enabled(), *tiles.inputs, *parameters))
-    return [tuple(islice(sums, number)) for number in tiles.num_terms]
+    inputs = [*source.inputs, *(parameter for each in passes for parameter in each.parameters)]
+    num_terms = [0] * len(passes)
+    spans, grad_enabled = _spans(source, tile_rows), torch.is_grad_enabled()
+    sums = iter(_SumsOverRows.apply(source, spans, passes, num_terms, grad_enabled, *inputs))
+    return [tuple(islice(sums, number)) for number in num_terms]
 
 
-def _sum(term: Tensor, num_parts: int) -> Tensor:
-    """The sum over anchors of a term with one value, or several, per row: [rows] or [rows, k]."""
-    return term.sum(0) if num_parts == 1 else term.view(num_parts, -1, *term.shape[1:]).sum(1)
-
-
-class _Tiles:
-    """The spans of the anchors of a source that are computed at a time.
-
-    Attributes:
-        parts: of the source.
-        inputs: of the source.
-        num_terms: how many terms each loss sums, once they were summed.
-    """
-
-    num_terms: list[int]
-
-    def __init__(self, source: PairSource, tile_rows: int | None) -> None:
-        self.source, self.parts, self.inputs, (n, columns) = source, source.parts, source.inputs, source.shape
-        step = tile_rows or default_tile_rows(columns * len(self.parts), source.anchors.device)
-        self.spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
+def _spans(source: PairSource, tile_rows: int | None) -> list[slice]:
+    """The spans of the anchors of a source that are computed at a time."""
+    n, columns = source.shape
+    step = tile_rows or default_tile_rows(columns, source.anchors.device)
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 class _SumsOverRows(torch.autograd.Function):
-    """Computes the gradients, which are linear in the upstream ones, in forward and scales them in backward."""
+    """Computes the gradients, which are linear in the upstream ones, in forward and scales them in backward.
+
+    How many terms each pass sums is written to `num_terms`.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, tiles: _Tiles, passes: Sequence[TilePass], grad_enabled: bool, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, source: PairSource, spans: Sequence[slice], passes: Sequence[TilePass], num_terms: list[int],
+        grad_enabled: bool, *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         needs_grad = grad_enabled and any(ctx.needs_input_grad)
         sums: list[Tensor] = []
-        gradients = _Gradients(tiles, inputs)
+        gradients = _Gradients(source, inputs)
         observers = [each.observe for each in passes if each.observe is not None]
-        for span in tiles.spans:
+        for span in spans:
             with torch.no_grad():
-                rows, pairs = tiles.source.tile(span, observers)
+                rows, pairs = source.tile(span, observers)
             values: list[Tensor] = []
-            tiles.num_terms = []
-            for each in passes:
+            for number, each in enumerate(passes):
                 terms: list[Tensor] = []
                 if each.row_terms is not None:
                     with torch.set_grad_enabled(needs_grad):
                         leaves = each.mined(rows).as_leaves(needs_grad)
-                        terms = [_sum(term, len(tiles.parts)) for term in each.row_terms(leaves)]
+                        terms = [term.sum(0) for term in each.row_terms(leaves)]
                 for i, term in enumerate(terms, len(values)):
                     if term.requires_grad:
                         gradients.add(i, term, leaves, pairs, span)
                 values += [term.detach() for term in terms]
-                tiles.num_terms.append(len(terms))
+                num_terms[number] = len(terms)
             sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
         ctx.terms = list(gradients.totals)
         ctx.save_for_backward(*(gradient for totals in gradients.totals.values() for gradient in totals))
-        ctx.num_inputs, ctx.num_parts = len(inputs), len(tiles.parts)
-        ctx.inputs_per_part = len(tiles.inputs) // ctx.num_parts
+        ctx.num_inputs = len(inputs)
         ctx.mark_non_differentiable(*(total for i, total in enumerate(sums) if i not in ctx.terms))
         return tuple(sums)
 
@@ -188,33 +175,29 @@ class _SumsOverRows(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         saved, n = ctx.saved_tensors, ctx.num_inputs
-
-        def input_gradient(term: int, i: int) -> Tensor:  # each part has a sum of its own
-            return upstream[term] if ctx.num_parts == 1 else upstream[term][i // ctx.inputs_per_part]
-
         # For each term with a gradient, `saved` holds its gradient with respect to every input.
         first, *others = ctx.terms
-        totals = [input_gradient(first, i) * gradient for i, gradient in enumerate(saved[:n])]
+        totals = [upstream[first] * gradient for gradient in saved[:n]]
         for k, term in enumerate(others, 1):
             for i, gradient in enumerate(saved[k * n : (k + 1) * n]):
-                totals[i].addcmul_(gradient, input_gradient(term, i))
-        return (None, None, None, *totals)
+                totals[i].addcmul_(gradient, upstream[term])
+        return (None, None, None, None, None, *totals)
 
 
 class _Gradients:
     """Sums over tiles of the gradient of each term with respect to each input.
 
     Args:
-        tiles: where the rows are from.
+        source: where the rows are from.
         inputs: the inputs of the source, then parameters.
 
     Attributes:
         totals: number of a term -> its gradient with respect to each input.
     """
 
-    def __init__(self, tiles: _Tiles, inputs: Sequence[Tensor]) -> None:
-        self.parts, self.inputs_per_part, self.inputs = tiles.parts, len(tiles.inputs) // len(tiles.parts), inputs
-        self.learned = [k for k in range(len(tiles.inputs), len(inputs)) if inputs[k].requires_grad]
+    def __init__(self, source: PairSource, inputs: Sequence[Tensor]) -> None:
+        self.source, self.of_source, self.inputs = source, len(source.inputs), inputs
+        self.learned = [k for k in range(self.of_source, len(inputs)) if inputs[k].requires_grad]
         self.totals: dict[int, list[Tensor]] = {}
 
     def add(self, i: int, term: Tensor, rows: Rows, pairs: Pairs, span: slice) -> None:
@@ -227,24 +210,10 @@ class _Gradients:
             term, leaves, torch.ones_like(term), retain_graph=True, allow_unused=True
         )
         if grad_positives is not None or grad_negatives is not None:
-            self._add_to_parts(totals, span, pairs, grad_positives, grad_negatives)
+            _add_gradient(self.source, totals[: self.of_source], span, pairs, grad_positives, grad_negatives)
         for k, gradient in zip(self.learned, grad_parameters, strict=True):
             if gradient is not None:
                 totals[k] += gradient
-
-    def _add_to_parts(
-        self,
-        totals: Sequence[Tensor],
-        span: slice,
-        pairs: Pairs,
-        grad_positives: Tensor | None,
-        grad_negatives: Tensor | None,
-    ) -> None:
-        """Add the gradient with respect to the inputs of the source, from that with respect to a span's pairs."""
-        times, size = len(self.parts), self.inputs_per_part
-        gradients = ([None] * times if each is None else each.chunk(times) for each in (grad_positives, grad_negatives))
-        for i, (part, positives, negatives) in enumerate(zip(self.parts, *gradients, strict=True)):
-            _add_gradient(part, totals[i * size : (i + 1) * size], span, pairs, positives, negatives)
 
 
 def _add_gradient(

@@ -27,7 +27,7 @@ from vicinal.training.recipes.base_settings import BaseSettings
 from vicinal.training.step_message import FiniteCheck, StepMessage
 from vicinal.utils import distributed
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, InterruptedRunError
+from vicinal.utils.errors import InterruptedRunError, prefixed_errors
 from vicinal.utils.run_folder import RunFolder, TrainingCost, read_log
 from vicinal.utils.seeds import derive_seed
 
@@ -341,10 +341,8 @@ class BaseTrainer(ABC):
         log(f"resuming {self.run.path} at step {self.progress.step}")
 
     def _load_weights(self, state: dict[str, Any]) -> None:
-        try:
+        with prefixed_errors(self.run.last):
             self.engine.load_state_dict(state)
-        except InputError as error:
-            raise InputError(f"{self.run.last}: {error}") from None
         self.average = self._new_average()
         with self.average.in_module():
             self.engine.load_module_state({**state["module"], **state["average"]})

@@ -21,7 +21,7 @@ from vicinal.similarity.pair_source import PairSource
 from vicinal.training.feature_cache import FeatureDataset, embed_features, features_by_settings, remove_backbone
 from vicinal.utils.arguments import check_positive, check_positive_integer
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 
 if TYPE_CHECKING:
     from vicinal.training.recipes.settings import TrainingSettings
@@ -123,7 +123,5 @@ def set_old_centers(losses: Sequence[Loss], centers: Tensor) -> None:
 
 
 def _old_model(settings: TrainingSettings, allow_imports: Sequence[str]) -> Embedder:
-    try:
+    with prefixed_errors("compatible_with"):
         return Embedder.from_pretrained(str(settings.compatible_with), allow_imports=allow_imports)
-    except InputError as error:
-        raise InputError(f"compatible_with: {error}") from None

@@ -29,7 +29,7 @@ from vicinal.data.images.transforms import ImageTransform
 from vicinal.models import Embedder
 from vicinal.models.execution import Precision, UsedPrecision, autocast_to, eval_mode, used_precision
 from vicinal.models.saving import hash_tensors
-from vicinal.training.recipes.settings import TrainingSettings
+from vicinal.training.recipes.settings import NO_AUGMENTATION, TrainingSettings
 from vicinal.training.training_data import num_workers
 from vicinal.utils.arrays import Floats, Integers
 from vicinal.utils.console import listed, log, track
@@ -38,7 +38,6 @@ from vicinal.utils.files import cache_folder, file_digest, hold_lock, write_byte
 
 FEATURES, PARTIAL, INFO, LOCK = "features.npy", "features.partial", "cache.json", ".lock"
 CHECKSUMS = "features.checksums"  # for each batch: the number of rows and the SHA-256 of the partial file up to it
-TRAINING_ONLY = ("scale", "ratio", "flip", "color_jitter", "rotation")  # do not change an image in tests
 LOCK_SECONDS = 7 * 24 * 3600
 NUM_DIGITS = 16
 FEATURES_PER_PASS, IMAGES_PER_PASS = 8192, 64
@@ -159,7 +158,7 @@ def remove_backbone(embedder: Embedder) -> None:
 def feature_fingerprint(embedder: Embedder, precision: UsedPrecision) -> str:
     """A short hash of everything that the pooled features of an image depend on, except the image."""
     config = {name: embedder.config[name] for name in ("backbone", "backbone_args", "pooling", "p")}
-    transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in TRAINING_ONLY}
+    transform = {name: value for name, value in embedder.transform.to_dict().items() if name not in NO_AUGMENTATION}
     digest = hashlib.sha256(_digest({**config, "transform": transform, "precision": precision}).encode())
     for part in (embedder.backbone, embedder.pooling):
         hash_tensors(digest, part.state_dict())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vicinal.utils.arguments import require, require_left_out
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,14 +53,6 @@ class FineTuning:
             require_left_out(self, "fine_tuning.", ("blocks",), "fine_tuning.method is last_blocks")
 
 
-def check_backbone_settings(settings: TrainingSettings) -> None:
-    """Raise InputError if a setting of the backbone's training has no effect, because the backbone is not trained."""
-    if settings.features == "frozen":
-        unless = "features is trained: frozen trains the head only"
-        require_left_out(settings, "", ("fine_tuning", "gradient_checkpointing", "compile", "strategy"), unless)
-        require_left_out(settings.optimizer, "optimizer.", ("layer_decay",), unless)
-
-
 def set_up_backbone(embedder: Embedder, settings: TrainingSettings) -> None:
     """Freeze parts of the backbone or add adapters to it, and set up gradient checkpointing and compilation."""
     _set_trained(embedder, settings.fine_tuning)
@@ -78,10 +70,8 @@ def layer_factors(embedders: Iterable[Embedder], layer_decay: float) -> dict[nn.
     if layer_decay == 1:
         return factors
     for embedder in embedders:
-        try:
+        with prefixed_errors(f"optimizer.layer_decay = {layer_decay}"):
             depths = layer_depths(embedder.backbone, embedder.config["backbone"])
-        except InputError as error:
-            raise InputError(f"optimizer.layer_decay = {layer_decay}: {error}") from None
         parameters = embedder.backbone.named_parameters()
         factors |= {parameter: layer_decay ** depths[name] for name, parameter in parameters}
     return factors
@@ -90,15 +80,13 @@ def layer_factors(embedders: Iterable[Embedder], layer_decay: float) -> dict[nn.
 def _set_trained(embedder: Embedder, fine_tuning: FineTuning) -> None:
     from vicinal.models import add_lora, train_biases_and_norms, train_last_blocks
 
-    try:
+    with prefixed_errors("fine_tuning"):
         if fine_tuning.method == "lora":
             add_lora(embedder, fine_tuning.rank, fine_tuning.alpha, fine_tuning.dropout, fine_tuning.targets)
         elif fine_tuning.method == "last_blocks":
             train_last_blocks(embedder, fine_tuning.blocks)
         elif fine_tuning.method == "biases_norms":
             train_biases_and_norms(embedder)
-    except InputError as error:
-        raise InputError(f"fine_tuning: {error}") from None
 
 
 def _set_gradient_checkpointing(embedder: Embedder) -> None:

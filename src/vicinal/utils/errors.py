@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +63,15 @@ class IndexExistsError(InputError):
 
     def __init__(self, place: object) -> None:
         super().__init__(f"{place} is already an index; add to it, or overwrite it")
+
+
+@contextmanager
+def prefixed_errors(place: object) -> Iterator[None]:
+    """Begin the message of an InputError in this context with its place, such as a file or a setting."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:

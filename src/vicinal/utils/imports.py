@@ -17,11 +17,12 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     """Return the functions `__getattr__` and `__dir__` of a package whose public names are imported on first use.
 
     The names and the modules that define them are read from the `from` imports, with absolute names, in the block
-    `if TYPE_CHECKING:` of the package, so that type checkers, editors and the interpreter see the same imports. The
-    package lists the names in `__all__` as usual.
+    `if TYPE_CHECKING:` of the package, so that type checkers, editors and the interpreter see the same imports. An
+    import `from module import name as name` exports the name; `__all__` is the list of them unless the package has one.
     """
     module = sys.modules[package]
     homes = dict(_type_checking_imports(Path(str(module.__file__)).read_text(encoding="utf-8")))
+    vars(module).setdefault("__all__", sorted(homes))
 
     def get_attribute(name: str) -> Any:
         if name not in homes:

@@ -13,7 +13,7 @@ import numpy as np
 from vicinal.analysis import Findings, ImageFacts, find_problems, image_facts
 from vicinal.data.cleaning_decisions import common_folder
 from vicinal.data.table import Table
-from vicinal.data.table_files import read_csv, write_table
+from vicinal.data.table_files import read_csv
 from vicinal.utils.console import log
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedding_reader import EmbeddingReader
@@ -70,11 +70,6 @@ def _find(reader: EmbeddingReader, source: str, options: dict[str, Any], split: 
         raise InputError(f"{source}: {len(rows)} of {len(facts.frame)} images can be read; two are needed{first}")
     vectors = reader.embed_function(source)(table.take(rows)).vectors
     return find_problems(vectors, table, facts, embedded_rows=rows, **options)
-
-
-def write_findings(path: str | Path, findings: Findings) -> None:
-    """Write findings to a .csv or .parquet file, one row per image and finding, with columns for decisions."""
-    write_table(Path(path), findings.to_frame())
 
 
 def num_decisions(path: str | Path) -> int:

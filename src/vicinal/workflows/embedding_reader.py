@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from vicinal.data.batches.image_dataset import ImageDataset
     from vicinal.data.containers.listing import ListedImages
-    from vicinal.data.images.image_ops import Normalize
     from vicinal.models import Embedder
 
 OnError = Literal["raise", "skip"]
@@ -273,7 +272,7 @@ class BatchEmbedder:
     Args:
         model: The model.
         reader: The options, and the steps after the model.
-        num_images: Number of images to embed, by which the engine is chosen.
+        num_images: Number of images to embed, by which the engine is chosen; None: many.
 
     Raises:
         InputError: The options do not fit the model.
@@ -289,7 +288,7 @@ class BatchEmbedder:
 
     model: Embedder | ExportedEmbedder
     reader: EmbeddingReader
-    num_images: int = 0
+    num_images: int | None = 0
 
     def __post_init__(self) -> None:
         if self.reader.scales is not None and not isinstance(self.model, ExportedEmbedder):
@@ -326,27 +325,26 @@ class BatchEmbedder:
         """Whether several threads may embed at once."""
         return self.reader.scales is None and self.engine.is_thread_safe
 
-    @cached_property
-    def _normalize(self) -> Normalize:
-        from vicinal.data.images.image_ops import Normalize  # loads torchvision
-
-        return Normalize(self.transform)
-
     def __call__(self, pixels: Tensor) -> Floats:
         """Embed pixels, uint8 [b, channels, height, width]: float32 [b, dim], or [0, 0] of an empty batch."""
+        from vicinal.data.images.image_ops import normalized  # loads torchvision
+
         if not len(pixels):
             return np.empty((0, 0), np.float32)
         pixels, engine = pixels.to(self.device, non_blocking=True), self.engine
         precision, scales = self.reader.used_precision, self.reader.scales
         if isinstance(engine, ExportedEmbedder):
-            vectors = engine.embed_batch(pixels)
+            with engine.embedding_function(precision) as embed_batch:
+                vectors = embed_batch(pixels)
         elif scales is None:
-            vectors = engine.embed(self._normalize(pixels), len(pixels), precision=precision, progress=False)
+            images = normalized(pixels, self.transform)
+            vectors = engine.embed(images, len(pixels), precision=precision, progress=False)
         else:
             from vicinal.models.multi_scale import embed_multi_scale
 
+            images = normalized(pixels, self.transform)
             vectors = embed_multi_scale(
-                engine, self._normalize(pixels), scales, batch_size=len(pixels), precision=precision, progress=False
+                engine, images, scales, batch_size=len(pixels), precision=precision, progress=False
             )
         return self.reader.postprocessing.apply(vectors)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from vicinal.data.table import Table
-from vicinal.data.table_files import write_table
 from vicinal.evaluation import (
     Evaluation,
     Resampling,
@@ -229,11 +228,6 @@ def check_same_images(first: Table, second: Table, what: str) -> None:
             other = np.flatnonzero(ours != theirs)
             if len(other):
                 raise InputError(f"{what}: row {other[0]} has another {column}; a comparison needs the same images")
-
-
-def write_per_query(path: str | Path, evaluation: Evaluation, table: Table) -> None:
-    """Write :func:`per_query_frame` to a .csv or .parquet file."""
-    write_table(Path(path), per_query_frame(evaluation, table))
 
 
 def per_query_frame(evaluation: Evaluation, table: Table) -> pd.DataFrame:

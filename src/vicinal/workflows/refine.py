@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.splits import shared_classes, splits_by_fraction
+from vicinal.models import Embedder
 from vicinal.models.execution import usable_device
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer
 from vicinal.training.divided_work import divided_rows, embed_rows
@@ -26,7 +27,7 @@ from vicinal.training.runs import create_trainer
 from vicinal.training.training_data import create_flat_sampler, require_validatable
 from vicinal.utils.arrays import Booleans, Floats
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError
+from vicinal.utils.errors import InputError, InterruptedRunError, TrainingStoppedError, prefixed_errors
 from vicinal.utils.run_folder import RunFolder
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.embedding_reader import EmbeddingReader
@@ -34,14 +35,6 @@ from vicinal.workflows.models import load_model
 from vicinal.workflows.source import Source
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "auto": None}  # by the accelerator of a recipe
-
-
-class LabeledEmbeddings(NamedTuple):
-    """The embeddings on which a refiner is trained; the fingerprint is that of their model, if it is known."""
-
-    vectors: Floats  # [n, dim]
-    table: Table
-    fingerprint: str | None
 
 
 def train_refiner(recipe: RefinerRecipe, out: str | Path) -> RunFolder:
@@ -97,21 +90,22 @@ def resume_refiner(
 def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     assert recipe.settings.launch.launcher is None
     if run.recipe.is_file() and run.embeddings.is_file():
-        return RefinerTrainer(recipe, *_labeled(Source(str(run.embeddings)).stored()), run)
+        embedded = Source(str(run.embeddings)).stored()
+        return RefinerTrainer(recipe, embedded.vectors, embedded.table, embedded.fingerprint, run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
     sizes = embedded.table.frame["split"].value_counts()
     validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
     log(f"training a refiner on {sizes['train']:,} embeddings of the split train, {validation}")
     if run.recipe.is_file():  # an embedder was trained, so the run has begun, and its first files will not be written
-        save_embeddings(run.embeddings, *embedded)
-    return RefinerTrainer(recipe, *embedded, run)
+        save_embeddings(run.embeddings, embedded.vectors, embedded.table, embedded.fingerprint)
+    return RefinerTrainer(recipe, embedded.vectors, embedded.table, embedded.fingerprint, run)
 
 
-def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
+def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> EmbeddedTable:
     settings = recipe.settings
     if settings.embeddings is not None:
         given = Source(settings.embeddings, None, settings.path_column, settings.label_column, settings.labels)
-        return _labeled(given.stored())
+        return given.stored()
     check_devices(usable_device(DEVICES[settings.accelerator]), settings.devices or 1)
     source = RunFolder(Path(str(settings.run)))
     if not source.recipe.is_file():
@@ -126,25 +120,21 @@ def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> LabeledEmbeddings:
     return _embed(source, table, recipe)
 
 
-def _labeled(embedded: EmbeddedTable) -> LabeledEmbeddings:
-    return LabeledEmbeddings(embedded.vectors, embedded.table, embedded.fingerprint)
-
-
-def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> LabeledEmbeddings:
+def _embed(run: RunFolder, table: Table, recipe: RefinerRecipe) -> EmbeddedTable:
     table = table.take(table.frame["split"].isin(["train", "val"]).to_numpy())
     on_error = Recipe.load(run.recipe, allow_imports=recipe.allow_imports).settings.data.on_error
     device = DEVICES[recipe.settings.accelerator]
     reader = EmbeddingReader(model=str(run.path), on_error=on_error, device=device)
     if recipe.settings.devices in (None, 1):
-        return _labeled(reader.embed_table(table))
+        return reader.embed_table(table)
     images = ImageDataset(table, reader.loaded_model.transform)
     vectors = embed_in_processes(reader, images, recipe.settings.devices)
-    return LabeledEmbeddings(vectors, images.table, reader.fingerprint)
+    return EmbeddedTable(vectors, images.table, reader.loaded_model)
 
 
 def _embeddings_by_new_embedder(
     recipe: RefinerRecipe, embedder_recipe: Recipe, table: Table, run: RunFolder
-) -> LabeledEmbeddings:
+) -> EmbeddedTable:
     """Train an embedder on some of the training classes, and embed the others and the split val with it."""
     settings = recipe.settings
     is_seen, is_unseen = _split_for_embedder(table, settings)
@@ -174,26 +164,24 @@ def _split_for_embedder(table: Table, settings: RefinerSettings) -> tuple[Boolea
     is_seen = is_training & (table.frame["label"].map(split.get) == "train").to_numpy()
     is_unseen = is_training & ~is_seen
     for rows, who in ((is_seen, "embedder"), (is_unseen, "refiner")):
-        try:
+        with prefixed_errors(f"embedder_fraction = {fraction} does not suit the {who}"):
             check_trainable(table.take(rows))
-        except InputError as error:
-            raise InputError(f"embedder_fraction = {fraction} does not suit the {who}: {error}") from None
     return is_seen, is_unseen
 
 
 def _check_refinable(recipe: RefinerRecipe, table: Table, dim: int) -> None:
     """Raise InputError, before an embedder is trained, if the refiner could not be trained afterwards."""
-    placeholder = LabeledEmbeddings(np.zeros((len(table), dim), np.float32), table, None)
+    placeholder = EmbeddedTable(np.zeros((len(table), dim), np.float32), table, "none yet")
     create_flat_sampler(recipe.settings, _split(placeholder, recipe.settings).table.subset("train"))
     recipe.create_refiner(dim)
 
 
-def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmbeddings:
+def _split(embedded: EmbeddedTable, settings: RefinerSettings) -> EmbeddedTable:
     """The rows of the splits train and val; without a split val, some classes become it unless val_fraction is 0.
 
     The columns is_query and is_gallery are for tests and are removed: here every image is both.
     """
-    vectors, table, fingerprint = embedded
+    vectors, table = embedded.vectors, embedded.table
     table = Table(table.frame.drop(columns=["is_query", "is_gallery"], errors="ignore"))
     if not table.has("label"):
         raise InputError(
@@ -209,12 +197,11 @@ def _split(embedded: LabeledEmbeddings, settings: RefinerSettings) -> LabeledEmb
     check_trainable(table)
     table = _with_val(table, settings)
     check_trainable(table.subset("train"))
-    if "val" not in table.splits:
-        return LabeledEmbeddings(vectors, table, fingerprint)
-    if len(table.subset("val").classes) < 2:
-        raise InputError("the split val has one class, so every match would be right; it needs two or more")
-    require_validatable(table.subset("val"), settings.validation.metric)
-    return LabeledEmbeddings(vectors, table, fingerprint)
+    if "val" in table.splits:
+        if len(table.subset("val").classes) < 2:
+            raise InputError("the split val has one class, so every match would be right; it needs two or more")
+        require_validatable(table.subset("val"), settings.validation.metric)
+    return replace(embedded, vectors=vectors, table=table)
 
 
 def _with_val(table: Table, settings: RefinerSettings) -> Table:
@@ -284,7 +271,7 @@ def _embed_part(
     model.to(str(options.device))
     errors: dict[int, InputError] = {}
     vectors = embed_rows(
-        options.with_engine(model, len(rows)),
+        cast(Embedder, options.with_engine(model, len(rows))),  # an exported one has the same methods
         ImageDataset(table, model.transform),
         rows,
         batch_size=options.batch_size,

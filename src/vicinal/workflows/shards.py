@@ -20,7 +20,7 @@ from vicinal.data.shard_manifest import ShardManifest, ShardPart, read_manifests
 from vicinal.data.table import Table
 from vicinal.export.exported_embedder import engine_name
 from vicinal.utils.console import log, track
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.files import file_digest, hold_lock
 from vicinal.workflows.embedding_reader import EmbeddingReader
 from vicinal.workflows.source import Source
@@ -232,8 +232,6 @@ def _embed_here(job: ShardJob) -> Iterator[EmbeddedBatch]:
     mapped = map_pixels(embed, batches, embed.device, job.reader.num_workers, embed.is_thread_safe)
     embedded, engine = track(mapped, "embedding", total=len(batches)), engine_name(embed.engine)
     for rows in job.batches:
-        try:
+        with prefixed_errors(f"from row {job.manifest.rows[rows.start]}"):
             vectors, errors = next(embedded)
-        except InputError as error:
-            raise InputError(f"from row {job.manifest.rows[rows.start]}: {error}") from None
         yield EmbeddedBatch(rows.start, vectors, errors, engine)

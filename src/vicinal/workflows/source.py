@@ -19,7 +19,7 @@ from vicinal.data.moved import move_root
 from vicinal.data.shard_manifest import holds_shards
 from vicinal.data.table import Table
 from vicinal.utils.arrays import Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.files import check_regular_file
 from vicinal.utils.run_folder import RunFolder
 
@@ -244,10 +244,8 @@ def selected_rows(
     if query_gallery_only and table.has("is_query") and table.has("is_gallery"):
         is_selected &= (table.frame["is_query"] | table.frame["is_gallery"]).to_numpy(dtype=bool)
     if where is not None:
-        try:
+        with prefixed_errors(source):
             is_selected &= matching_rows(table.frame, where, column_aliases(columns or {}))
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from None
         if not is_selected.any():
             raise InputError(f"{source}: no row matches {where}" + (f" in the split {split}" * bool(split)))
     return np.flatnonzero(is_selected)

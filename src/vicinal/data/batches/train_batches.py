@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, chain, islice
 from typing import Literal, NamedTuple
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from vicinal.data.batches.image_dataset import Batch, ImageDataset
 from vicinal.data.images.augmentation import create_sampler
-from vicinal.data.images.image_ops import build_crop_transform, without_normalization
+from vicinal.data.images.image_ops import without_normalization
 from vicinal.utils.seeds import seeded
 
 PART_SIZE = 128
@@ -49,8 +50,10 @@ class TrainImages(Dataset[LoadedImages]):
     def __init__(self, dataset: ImageDataset, augmentation: Literal["workers", "device"] = "workers") -> None:
         self.dataset = dataset
         self.sampler = create_sampler(dataset.transform) if augmentation == "device" else None
-        crops_only, transform = self.sampler is not None, dataset.transform
-        self.transform = build_crop_transform(transform) if crops_only else without_normalization(transform.train())
+        transform = dataset.transform
+        if self.sampler is not None:
+            transform = replace(transform, flip=0.0, color_jitter=0.0)
+        self.transform = without_normalization(transform.train())
 
     def __getitem__(self, part: Part) -> LoadedImages:
         with seeded(*part.seed):

@@ -26,7 +26,7 @@ from vicinal.data.images.decoding import read_image
 from vicinal.data.table import Table
 from vicinal.utils.arguments import is_number
 from vicinal.utils.arrays import Doubles, Integers
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.files import cache_folder
 
 LISTS = ("easy", "hard", "junk")
@@ -71,10 +71,8 @@ class GroundTruth:
         if path.suffix not in (".pkl", ".json"):
             raise InputError(f"{path}: a ground truth is read from a file ending in .pkl or .json")
         content = read_plain_pickle(path) if path.suffix == ".pkl" else read_json(path)
-        try:
+        with prefixed_errors(path):
             return cls.from_dict(content)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
     @classmethod
     def from_dict(cls, content: Any) -> GroundTruth:

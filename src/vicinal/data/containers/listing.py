@@ -22,7 +22,7 @@ from vicinal.data.table import Table
 from vicinal.data.table_files import write_table
 from vicinal.utils.arrays import Integers
 from vicinal.utils.console import log, track
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.files import cache_folder, replace_file
 
 TABLE, LOCATIONS, COMPLETE, SCRATCH = "table.parquet", "locations.npy", "complete", ".scratch"
@@ -138,10 +138,8 @@ def list_images(
         _check_labels(frame, source, columns)
         locations = frame[WHERE].to_numpy(np.int64)
         frame = frame.drop(columns=WHERE).assign(path=_paths(frame))
-        try:
+        with prefixed_errors(source):
             validate_frame(frame, new)
-        except InputError as error:
-            raise InputError(f"{source}: {error}") from None
         np.save(new / LOCATIONS, locations)
         if whole:
             own = {_row(path): str(new / path) for path, at in zip(frame["path"], locations, strict=True) if at[0] >= 0}

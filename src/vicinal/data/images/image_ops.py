@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,64 +26,43 @@ MAX_ASPECT_RATIO = 8
 Source: TypeAlias = Image.Image | EncodedJpeg
 
 
-class Crop(NamedTuple):
-    """A crop: a box of the image is resized, and a square cut out of the result at a corner."""
-
-    box: tuple[int, int, int, int]
-    size: tuple[int, int]
-    corner: tuple[int, int] = (0, 0)
-
-
-class FastCrop(nn.Module):
-    """Image -> uint8 `[channels, size, size]`. Subclasses choose the part of the image."""
-
-    def __init__(self, size: int, interpolation: str) -> None:
-        super().__init__()
-        self.size, self.interpolation = size, interpolation
-
-    def plan(self, width: int, height: int) -> Crop:
-        """The crop of an image of this size, by torch's generator if it is random."""
-        raise NotImplementedError
-
-    def forward(self, image: Source) -> torch.Tensor:
-        crop = self.plan(*image.size)
-        left, top = crop.corner
-        resized = resized_crop(image, crop.box, crop.size, self.interpolation)
-        return resized[:, top : top + self.size, left : left + self.size]
-
-
-class FastRandomResizedCrop(FastCrop):
-    """The random crops of torchvision's `RandomResizedCrop`."""
+class FastRandomResizedCrop(nn.Module):
+    """Image -> uint8 `[channels, size, size]`: the random crops of torchvision's `RandomResizedCrop`."""
 
     def __init__(
         self, size: int, scale: tuple[float, float], ratio: tuple[float, float], interpolation: v2.InterpolationMode
     ) -> None:
-        super().__init__(size, interpolation.value)
+        super().__init__()
+        self.size, self.interpolation = size, interpolation.value
         self.crop = v2.RandomResizedCrop(size, scale, ratio)
 
-    def plan(self, width: int, height: int) -> Crop:
+    def forward(self, image: Source) -> torch.Tensor:
+        width, height = image.size
         crop = self.crop.make_params([torch.empty((1, height, width), device="meta")])  # which looks at the size only
         left, top = crop["left"], crop["top"]
-        return Crop((left, top, left + crop["width"], top + crop["height"]), (self.size, self.size))
+        box = (left, top, left + crop["width"], top + crop["height"])
+        return resized_crop(image, box, (self.size, self.size), self.interpolation)
 
 
-class FastResizeCenterCrop(FastCrop):
-    """Resize the shorter side to `resize` and crop the center; images with a large aspect ratio are left to `thin`."""
+class FastResizeCenterCrop(nn.Module):
+    """Image -> uint8 `[channels, size, size]`: the shorter side is resized to `resize`, and the center cropped.
+
+    Images with a large aspect ratio are left to `thin`.
+    """
 
     def __init__(self, resize: int, size: int, interpolation: str, thin: nn.Module) -> None:
-        super().__init__(size, interpolation)
-        self.resize, self.thin = resize, thin
+        super().__init__()
+        self.resize, self.size, self.interpolation, self.thin = resize, size, interpolation, thin
 
     def forward(self, image: Source) -> torch.Tensor:
-        is_thin = max(image.size) > MAX_ASPECT_RATIO * min(image.size)
-        pixels: torch.Tensor = self.thin(image) if is_thin else super().forward(image)
-        return pixels
-
-    def plan(self, width: int, height: int) -> Crop:
-        shorter = min(width, height)
+        (width, height), shorter = image.size, min(image.size)
+        if max(width, height) > MAX_ASPECT_RATIO * shorter:
+            pixels: torch.Tensor = self.thin(image)
+            return pixels
         size = (self.resize * width // shorter, self.resize * height // shorter)
         left, top = (round((side - self.size) / 2) for side in size)  # as torchvision's CenterCrop
-        return Crop((0, 0, width, height), size, (left, top))
+        resized = resized_crop(image, (0, 0, width, height), size, self.interpolation)
+        return resized[:, top : top + self.size, left : left + self.size]
 
 
 def resized_crop(
@@ -125,7 +104,10 @@ def _span(start: int, length: int, reduction: int, limit: int) -> tuple[int, int
 
 def build_train_transform(transform: ImageTransform) -> nn.Sequential:
     """The random transform for training: image -> float32 `[channels, size, size]`; uint8 of whole images."""
-    steps = _crop_steps(transform)
+    steps: list[nn.Module] = [] if transform.resizes_by_torch and not transform.rotation else [Decode()]
+    if transform.rotation:
+        steps.append(RandomRotation(transform.rotation, transform.interpolation))
+    steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
     if transform.flip:
         steps.append(v2.RandomHorizontalFlip(transform.flip))
     if transform.color_jitter:
@@ -135,15 +117,6 @@ def build_train_transform(transform: ImageTransform) -> nn.Sequential:
     if transform.longest is None:
         steps.append(Normalize(transform))
     return nn.Sequential(*steps)
-
-
-def build_crop_transform(transform: ImageTransform) -> nn.Sequential:
-    """The transform for training up to the random crop: image -> uint8 `[channels, height, width]`.
-
-    The flip and the color jitter that follow are left to ``vicinal.data.images.augmentation``.
-    """
-    steps = _crop_steps(transform)
-    return nn.Sequential(*steps) if transform.resizes_by_torch else nn.Sequential(*steps, ToPixels(transform.channels))
 
 
 def build_test_transform(transform: ImageTransform) -> nn.Sequential:
@@ -161,15 +134,6 @@ def color_jitter(transform: ImageTransform) -> v2.ColorJitter:
     """The random change of brightness, contrast and, of RGB, saturation."""
     saturation = transform.color_jitter if transform.channels == 3 else 0.0
     return v2.ColorJitter(transform.color_jitter, transform.color_jitter, saturation)
-
-
-def _crop_steps(transform: ImageTransform) -> list[nn.Module]:
-    """The steps of the transform for training up to the crop, or up to the size of whole images."""
-    steps: list[nn.Module] = [] if transform.resizes_by_torch and not transform.rotation else [Decode()]
-    if transform.rotation:
-        steps.append(RandomRotation(transform.rotation, transform.interpolation))
-    steps.append(_random_crop(transform) if transform.longest is None else LimitSize(transform.longest))
-    return steps
 
 
 def _random_crop(transform: ImageTransform) -> nn.Module:

@@ -128,7 +128,14 @@ def dense_loss(
         negative = ~positive if valid_mask is None else valid_mask & ~positive
         similarity = _CorrectGradient.apply(similarity, positive, negative)
     if variant.has_matrix_form:
-        return _DenseLoss.apply(similarity, positive, valid_mask, k, variant)
+
+        def loss(similarity: Tensor, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+            matrices = (
+                DenseMatrix(each.to(similarity.dtype)) for each in are_neighbors(similarity, k, variant.epsilon)
+            )
+            return _value_and_gradient(Neighborhoods(*matrices), positive, valid_mask, variant, needs_gradient)
+
+        return with_gradient(loss, similarity)
     rows, n = similarity.shape
     w = contextual_similarity(similarity, k, variant, slice(first, first + rows))
     return masked_error(w, positive, valid_mask, first).square().sum() / (rows * n)
@@ -139,32 +146,6 @@ def masked_error(w: Tensor, positive: Tensor, valid_mask: Tensor | None, first: 
     error = w - positive.to(w.dtype)
     error.diagonal(first).fill_(0.0)
     return error if valid_mask is None else error.masked_fill_(~valid_mask, 0.0)
-
-
-class _DenseLoss(torch.autograd.Function):
-    """Computes the gradient with the value, from the same matrices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, similarity: Tensor, positive: Tensor, valid_mask: Tensor | None, k: int, variant: Variant
-    ) -> Tensor:
-        neighbor_matrices = (
-            DenseMatrix(is_neighbor.to(similarity.dtype))
-            for is_neighbor in are_neighbors(similarity, k, variant.epsilon)
-        )
-        needs_gradient = ctx.needs_input_grad[0]
-        value, gradient = _value_and_gradient(
-            Neighborhoods(*neighbor_matrices), positive, valid_mask, variant, needs_gradient
-        )
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None, None, None, None
 
 
 def _value_and_gradient(

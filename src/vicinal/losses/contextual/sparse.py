@@ -14,6 +14,7 @@ from torch import Tensor
 from vicinal.losses.contextual.matrix_form import ContextualSimilarity, Neighborhoods
 from vicinal.losses.contextual.variants import Variant, similarity_of_kth, slack, with_gradient
 from vicinal.utils import distributed
+from vicinal.utils.arrays import chunk_ranges
 from vicinal.utils.devices import default_tile_rows
 
 MAX_TERMS = 2**20  # number of terms of a product of sparse matrices that are computed at a time: about 10 MB
@@ -115,11 +116,7 @@ class SparseMatrix:
 def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
     """Blocks of rows of `a` whose products with `b` have at most `MAX_TERMS` terms, unless a block is a single row."""
     terms = np.concatenate([[0], np.cumsum(np.diff(b.indptr)[a.indices])])[a.indptr]
-    start = 0
-    while start < a.shape[0]:
-        stop = max(start + 1, int(np.searchsorted(terms, terms[start] + MAX_TERMS, "right")) - 1)
-        yield slice(start, stop)
-        start = stop
+    yield from (slice(*rows) for rows in chunk_ranges(np.diff(terms), MAX_TERMS))
 
 
 def find_neighborhoods(

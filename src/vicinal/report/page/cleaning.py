@@ -112,7 +112,6 @@ def write_cleaning_page(
 
     Example:
         >>> import tempfile
-        >>> import numpy as np, pandas as pd
         >>> from vicinal.analysis import find_problems
         >>> table = Table(pd.DataFrame({"label": ["cat", "cat", "dog"]}))
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -116,7 +116,6 @@ def write_page(
 
     Example:
         >>> import tempfile
-        >>> import numpy as np, pandas as pd
         >>> from vicinal.evaluation import evaluate
         >>> embeddings, table = np.eye(2)[[0, 0, 1, 1]], Table(pd.DataFrame({"label": ["cat", "cat", "dog", "dog"]}))
         >>> with tempfile.TemporaryDirectory() as folder:

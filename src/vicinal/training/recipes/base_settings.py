@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vicinal.training.progress import RunLength
 from vicinal.training.schedule import Schedule
 from vicinal.utils.arguments import require, require_left_out
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.launch import Launch
 
 EPOCHS = {"hint": "max_steps ends a run within an epoch"}  # for messages about values such as 0.5
@@ -30,6 +30,7 @@ class OptimizerSettings:
         eps: added to the denominator, for adam and adamw. ProxyNCA++ takes 1.0.
         fused: whether a step updates all parameters in one kernel, which is faster for large models; results differ in
             rounding only.
+        lr_factors: factors of the learning rate for parts of the module.
     """
 
     name: Literal["sgd", "adam", "adamw"] = "adamw"
@@ -40,6 +41,7 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     fused: bool = False
+    lr_factors: Any = None  # a dataclass of each subclass's own
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
@@ -53,10 +55,12 @@ class OptimizerSettings:
             require_left_out(self, "optimizer.", ("betas", "eps"), "optimizer.name is adam or adamw")
         else:
             require_left_out(self, "optimizer.", ("momentum",), "optimizer.name is sgd")
+        for name, factor in vars(self.lr_factors).items():
+            require(0 <= factor < math.inf, f"optimizer.lr_factors.{name}", factor, "0 or more")
 
     def lr_factor(self, part: str) -> float:
         """The factor of the learning rate for one part of the module, such as the backbone."""
-        return 1.0
+        return vars(self.lr_factors)[part]
 
 
 @dataclass(frozen=True)
@@ -195,16 +199,8 @@ class BaseSettings:
             require_left_out(self, "", ("class_sampling",), "samples_per_class is above 0")
 
 
-def check_lr_factors(factors: object) -> None:
-    """Raise InputError unless all factors of the learning rate are finite and not negative."""
-    for name, value in vars(factors).items():
-        require(0 <= value < math.inf, f"optimizer.lr_factors.{name}", value, "0 or more")
-
-
 def check_metric(key: str, metric: str) -> None:
     from vicinal.evaluation.metrics import metric_by_name  # needs numpy, and the help does not
 
-    try:
+    with prefixed_errors(f"{key} = {metric}"):
         metric_by_name(metric)
-    except InputError as error:
-        raise InputError(f"{key} = {metric}: {error}") from None

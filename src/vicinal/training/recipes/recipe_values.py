@@ -95,9 +95,14 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, (NoneType, str, int, float, list, tuple, dict, Path, ClassValue))
 
 
+@cache
+def _field_types(dataclass: Any) -> dict[str, Any]:
+    return get_type_hints(dataclass)
+
+
 def settings_schema(dataclass: Any, defaults: Any = None) -> Schema:
     """The schema of a dataclass of settings, with its defaults or an instance's; inner dataclasses are groups."""
-    types = get_type_hints(dataclass)
+    types = _field_types(dataclass)
     schema = Schema({}, dataclass)
     for field in fields(dataclass):
         kind, hint = types[field.name], field.metadata.get("hint", "")

@@ -80,24 +80,14 @@ class RefinerLearningRateFactors:
     scalars: float = 100.0
     loss: float = 1.0
 
-    def __post_init__(self) -> None:
-        base_settings.check_lr_factors(self)
-
 
 @dataclass(frozen=True)
 class RefinerOptimizer(base_settings.OptimizerSettings):
-    """The optimizer of a refiner and its loss.
-
-    Args:
-        lr_factors: factors of the learning rate for parts of the module.
-    """
+    """The optimizer of a refiner and its loss."""
 
     lr: float = 1e-4
     weight_decay: float = 0.01
     lr_factors: RefinerLearningRateFactors = field(default_factory=RefinerLearningRateFactors)
-
-    def lr_factor(self, part: str) -> float:
-        return vars(self.lr_factors)[part]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from vicinal.data.images.transforms import ImageTransform
 from vicinal.data.settings import DataSettings
-from vicinal.training.fine_tuning import FineTuning, check_backbone_settings
-from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation, check_lr_factors
+from vicinal.training.fine_tuning import FineTuning
+from vicinal.training.recipes.base_settings import BaseSettings, OptimizerSettings, Validation
 from vicinal.utils.arguments import require, require_left_out
 from vicinal.utils.launch import Launch, check_launch
 
@@ -42,16 +42,12 @@ class LearningRateFactors:
     projector: float = 1.0
     loss: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_lr_factors(self)
-
 
 @dataclass(frozen=True)
 class EmbedderOptimizer(OptimizerSettings):
     """The optimizer of an embedder and its loss.
 
     Args:
-        lr_factors: factors of the learning rate for parts of the module.
         layer_decay: ratio of the learning rate of each block of the backbone to that of the next, such as 0.75; it
             applies once to the last block, most often to the stem.
     """
@@ -63,9 +59,6 @@ class EmbedderOptimizer(OptimizerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.layer_decay <= 1, "optimizer.layer_decay", self.layer_decay, "above 0 and at most 1")
-
-    def lr_factor(self, part: str) -> float:
-        return vars(self.lr_factors)[part]
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,6 @@ class TrainingSettings(BaseSettings):
         self._check_hierarchy()
         self._check_strategy()
         check_frozen_settings(self)
-        check_backbone_settings(self)
 
     def _check_hierarchy(self) -> None:
         number, samples = self.coarse_classes_per_batch, self.samples_per_class
@@ -290,6 +282,8 @@ def check_frozen_settings(settings: TrainingSettings) -> None:
     require_left_out(settings, "", ("freeze_backbone_epochs",), "features is trained: frozen is frozen throughout")
     unless = "features is trained: frozen trains the head only"
     require_left_out(settings.optimizer.lr_factors, "optimizer.lr_factors.", ("backbone", "pooling"), unless)
+    require_left_out(settings, "", ("fine_tuning", "gradient_checkpointing", "compile", "strategy"), unless)
+    require_left_out(settings.optimizer, "optimizer.", ("layer_decay",), unless)
     unless = "features is trained: frozen embeds each image once, without augmentation"
     require_left_out(settings.data, "data.", ("augmentation",), unless)
     for name, none in NO_AUGMENTATION.items():

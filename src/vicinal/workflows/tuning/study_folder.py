@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vicinal.data.settings import DataSettings, NoiseSettings
 from vicinal.training.recipes.recipe_check import STUDY_SECTIONS
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.utils.run_folder import FileOf
@@ -191,10 +191,8 @@ def search_tables(table: Table, held_out: str) -> dict[str, Table]:
     from vicinal.data import class_folds  # loads pandas
 
     num_folds = 2 if held_out == "half" else int(held_out)
-    try:
+    with prefixed_errors(f"held_out = {held_out}"):
         folds = class_folds(development.classes, num_folds, order="in_order")
-    except InputError as error:
-        raise InputError(f"held_out = {held_out}: {error}") from None
     chosen = {"half": folds[1]} if held_out == "half" else {f"fold{at}": fold for at, fold in enumerate(folds)}
     return {name: _validating(development, fold) for name, fold in chosen.items()}
 

@@ -16,7 +16,7 @@ import yaml
 from vicinal.training.recipes.recipe_check import STUDY_SECTIONS, RecipeCheck
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.training.recipes.recipe_values import Schema
-from vicinal.utils.errors import InputError, one_line
+from vicinal.utils.errors import InputError, one_line, prefixed_errors
 from vicinal.utils.plain_yaml import load_yaml, problem_of
 
 if TYPE_CHECKING:
@@ -223,10 +223,8 @@ class StudyRecipe:
                 raise InputError(f"{self.section}.{key}: all runs of a study have the same {fixed}; leave it out")
             for value in values.given if isinstance(values, Choices) else (values.low, values.high):
                 words = [*self.overrides, override(key, value)]
-                try:
+                with prefixed_errors(f"{self.section}.{key}"):
                     RecipeCheck(schema, verb, self.file, words, classes).read()
-                except InputError as error:
-                    raise InputError(f"{self.section}.{key}: {error}") from None
         return base
 
     @cached_property

@@ -14,7 +14,7 @@ import pandas as pd
 from vicinal.report.page.study import shown_value
 from vicinal.training.processes import StopRequest
 from vicinal.utils.console import counted, log
-from vicinal.utils.errors import InputError
+from vicinal.utils.errors import InputError, prefixed_errors
 from vicinal.workflows.settings import SweepSettings
 from vicinal.workflows.tuning import trials
 from vicinal.workflows.tuning.runs import Runner, Start, evaluation_words, start_process
@@ -251,11 +251,8 @@ def _make_tables(study: StudyRecipe) -> dict[str, Table]:
     if "test" not in table.splits:
         raise InputError("the data has no split test, on which each cell is evaluated")
     for values in study.cells():
-        try:
+        with prefixed_errors("the cell " + ", ".join(f"{key} = {value}" for key, value in values.items())):
             check_table(study.recipe(values), table)
-        except InputError as error:
-            cell = ", ".join(f"{key} = {value}" for key, value in values.items())
-            raise InputError(f"the cell {cell}: {error}") from None
     return {ALL: table}
 
 

@@ -17,7 +17,6 @@ from vicinal.workflows.tuning.runs import PAUSE, Curve
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
-    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
@@ -41,8 +40,8 @@ def import_optuna() -> Any:
     return optuna
 
 
-def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None) -> Study:
-    """Open the trials of a study, or begin them; without a pruner, none is ended early."""
+def open_trials(folder: StudyFolder, name: str, prunes: bool = False) -> Study:
+    """Open the trials of a study, or begin them; if it `prunes`, those below the median are ended early."""
     optuna = import_optuna()
     from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
     from sqlalchemy.exc import SQLAlchemyError
@@ -61,7 +60,7 @@ def open_trials(folder: StudyFolder, name: str, pruner: BasePruner | None = None
             direction="maximize",
             load_if_exists=True,
             sampler=optuna.samplers.RandomSampler(),
-            pruner=pruner or optuna.pruners.NopPruner(),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP) if prunes else optuna.pruners.NopPruner(),
         )
     except (SQLAlchemyError, RuntimeError):
         raise InputError(f"{folder.trials}: not a database of trials, or damaged") from None
@@ -82,13 +81,6 @@ def seeded_sampler(study: Study, settings: TuneSettings, seed: int) -> BaseSampl
             qmc_type="sobol", scramble=True, seed=seed, independent_sampler=others, warn_independent_sampling=False
         )
     return TPESampler(seed=own_seed, constant_liar=True)
-
-
-def make_pruner(settings: TuneSettings) -> BasePruner:
-    """Optuna's pruner of a search."""
-    from optuna.pruners import MedianPruner, NopPruner
-
-    return MedianPruner(n_startup_trials=NUM_STARTUP) if settings.prune == "median" else NopPruner()
 
 
 def run_trials(

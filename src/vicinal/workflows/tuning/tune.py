@@ -16,7 +16,7 @@ from vicinal.report.page.study import State, StudyTrial, shown_value, states_tex
 from vicinal.training.processes import StopRequest
 from vicinal.training.recipes.recipe_file import RecipeFile
 from vicinal.utils.console import log
-from vicinal.utils.errors import InputError, TrainingStoppedError
+from vicinal.utils.errors import InputError, TrainingStoppedError, prefixed_errors
 from vicinal.utils.files import write_bytes
 from vicinal.utils.plain_yaml import dump_yaml
 from vicinal.workflows.settings import TuneSettings
@@ -81,11 +81,13 @@ def tune(
     with StopRequest() as stop:
         runner = runs.Runner(folder, study.base, settings.jobs, start, lambda: stop.requested, study.allow_imports)
         search = Search(study, settings, runner)
+        result: TuneResult | None = None
         try:
-            return search.run()
+            result = search.run()
+            return result
         finally:
             if search.trials.get_trials(deepcopy=False):
-                search.write_page()
+                search.write_page(result or search.result())
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Search:
         self.base = study.base.settings
         held_out = settings.held_out
         self.tables = [held_out] if held_out in ("half", "val") else [f"fold{at}" for at in range(int(held_out))]
-        self.trials = trials.open_trials(self.folder, SECTION, trials.make_pruner(settings))
+        self.trials = trials.open_trials(self.folder, SECTION, prunes=settings.prune == "median")
         self.trials.sampler = trials.seeded_sampler(self.trials, settings, self.base.seed)
         self.seeds = trials.open_trials(self.folder, "seeds")
 
@@ -187,8 +189,7 @@ class Search:
             self.folder.page,
         )
 
-    def write_page(self) -> None:
-        result = self.result()
+    def write_page(self, result: TuneResult) -> None:
         write_study_page(
             result.page,
             result.trials,
@@ -406,10 +407,8 @@ def _make_tables(study: StudyRecipe, settings: TuneSettings) -> dict[str, Table]
         _require_test(table)
     tables = study_folder.search_tables(table, settings.held_out)
     for name, each in tables.items():
-        try:
+        with prefixed_errors(f"held_out = {settings.held_out}, {name}"):
             study_folder.check_table(study.base, each)
-        except InputError as error:
-            raise InputError(f"held_out = {settings.held_out}, {name}: {error}") from None
     return {**tables, study_folder.FINAL: study_folder.final_table(table)}
 
 
