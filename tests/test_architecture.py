@@ -42,6 +42,9 @@ IMPORTS: dict[str, set[str]] = {
 """Package -> the packages it may import, besides itself and `utils`, which all of them may."""
 
 
+OF_STATEMENTS = ast.stmt, ast.ExceptHandler, ast.match_case  # no expression imports
+
+
 def imported(file: Path) -> Iterator[str]:
     """The packages of `vicinal` that a file imports, in functions too, but not for type checkers only."""
     statements = [ast.parse(file.read_text())]
@@ -56,7 +59,7 @@ def imported(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vicinal."):
             yield str(node.module).split(".")[1]
         else:
-            statements += ast.iter_child_nodes(node)
+            statements += (each for each in ast.iter_child_nodes(node) if isinstance(each, OF_STATEMENTS))
 
 
 @pytest.mark.parametrize("package", IMPORTS)

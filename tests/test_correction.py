@@ -96,11 +96,11 @@ def test_value_and_gradients_are_the_formula(kind: str) -> None:
     for name, batch in BATCHES.items():
         if name in ("zero vector", "one dimension") or (kind == "ArcFace" and name == "opposites"):
             continue
-        for absent in (0, 3):
+        for absent, rates, sparse in ((0, (0.0, 0.45), True), (3, (0.2,), False)):
             classes, dim = classes_of(batch) + absent, batch.embeddings.shape[1]
-            rates = (0.0, 0.2, 0.45) if classes > 1 else (0.2,)
+            rates = rates if classes > 1 else (0.2,)
             matrices: list[tuple[float | None, Tensor]] = [(rate, uniform(classes, rate)) for rate in rates]
-            matrices += [(None, random_matrix(classes)), (None, random_matrix(classes, sparse=True))]
+            matrices.append((None, random_matrix(classes, sparse)))
             for rate, matrix in matrices:
                 loss = build(kind, classes, dim, rate)
                 if rate is None:

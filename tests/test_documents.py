@@ -64,14 +64,14 @@ RECIPES = {"train": Recipe, "tune": Recipe, "sweep": Recipe, "refine": RefinerRe
 
 def test_commands_that_are_shown_have_the_options_they_name() -> None:
     lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
+    settings = {verb: set(setting_names(recipe.schema())) for verb, recipe in RECIPES.items()}
     for line in lines:
         program, *words = shlex.split(line.removeprefix("$ "), comments=True)
         assert program == "vicinal", line
         given, rest = parse(words)
         flags = [word.removeprefix("--").partition("=")[0] for word in rest if word.startswith("-")]
         flags = [re.sub(r"^(search|grid)\.", "", flag) for flag in flags]
-        recipe = RECIPES.get(given.verb.__name__)
-        known = set(setting_names(recipe.schema())) if recipe else set()
+        known = settings.get(given.verb.__name__, set())
         unknown = [flag for flag in flags if flag not in known and not re.match(r"loss\.|model\.backbone_args\.", flag)]
         assert not unknown, line
 

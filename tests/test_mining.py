@@ -64,20 +64,19 @@ def kept(rows: Rows) -> list[tuple[set[int], set[int]]]:
     ]
 
 
-@pytest.mark.parametrize("name", MINERS)
 @given(rows=rows())
 @settings(max_examples=40, deadline=None)
-def test_keeps_what_a_loop_keeps(name: str, rows: Rows) -> None:
-    miner, reference = MINERS[name]
+def test_keeps_what_a_loop_keeps(rows: Rows) -> None:
     before = rows.positives.clone(), rows.negatives.clone()
-    mined = miner(rows)
-    assert kept(mined) == kept_by_hand(rows, reference)
-    # Selected pairs are as they were, others have become padding, and the given rows are untouched.
-    for new, old, copy in zip(mined[:2], rows[:2], before, strict=True):
-        assert torch.equal(torch.where(new.isfinite(), new, 0), torch.where(new.isfinite(), old, 0))
-        assert torch.equal(old, copy)
-    assert (mined.positives > NO_NEGATIVE).all()
-    assert (mined.negatives < NO_POSITIVE).all()
+    for name, (miner, reference) in MINERS.items():
+        mined = miner(rows)
+        assert kept(mined) == kept_by_hand(rows, reference), name
+        # Selected pairs are as they were, others have become padding, and the given rows are untouched.
+        for new, old, copy in zip(mined[:2], rows[:2], before, strict=True):
+            assert torch.equal(torch.where(new.isfinite(), new, 0), torch.where(new.isfinite(), old, 0)), name
+            assert torch.equal(old, copy), name
+        assert (mined.positives > NO_NEGATIVE).all(), name
+        assert (mined.negatives < NO_POSITIVE).all(), name
 
 
 @pytest.mark.parametrize("name", MINERS)

@@ -93,8 +93,12 @@ def learned(loss: Loss) -> list[Tensor]:
 
 @pytest.mark.parametrize("case", [*DEFAULTS, *SUMS])
 def test_equal_to_the_loss_of_built_embeddings(case: str) -> None:
-    """The batch with itself, references around it and beside it; classes of all sizes, in any order."""
-    for name, batch in BATCHES.items():
+    """The batch with itself, references around it and beside it; classes of all sizes, in any order.
+
+    Each loss has a third of the batches, beginning with another: how examples are mixed does not depend on the loss.
+    """
+    for name in [*BATCHES][[*DEFAULTS, *SUMS].index(case) % 3 :: 3]:
+        batch = BATCHES[name]
         loss = DEFAULTS[case].loss().double() if case in DEFAULTS else copy.deepcopy(SUMS[case])
         batch = DEFAULTS[case].suited(batch) if case in DEFAULTS else batch
         plain = copy.deepcopy(loss)

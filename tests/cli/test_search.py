@@ -18,8 +18,8 @@ def test_search_for_an_image_a_folder_and_vectors(index: Path, run: Path, photos
     assert len(found[0]["matches"]) == 10
     assert str(picture) not in [match["path"] for match in found[0]["matches"]]
     assert set(found[0]["matches"][0]) == {"id", "path", "label", "score"}
-    words = ["search", index, photos, picture, "--model", run, "-k", "4"]
-    assert len(json.loads(output(capsys, *words, "--json", "--grid", tmp_path / "found.png"))) == 49
+    words = ["search", index, photos / "class0", picture, "--model", run, "-k", "4"]
+    assert len(json.loads(output(capsys, *words, "--json", "--grid", tmp_path / "found.png"))) == 7
     with Image.open(tmp_path / "found.png") as grid:
         assert min(grid.size) > 300
     output(capsys, "embed", photos, "--model", run, "--out", tmp_path / "v.parquet")

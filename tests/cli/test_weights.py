@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 
-from tests.conftest import output, refused
+from tests.conftest import draw_photos, output, refused
 from vicinal.data import load_embeddings
 from vicinal.models import Embedder
 from vicinal.workflows import load_model
@@ -29,7 +29,8 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_weights(tmp_path / "own.ckpt", 1)
 
 
-def test_verbs_embed_by_the_weights(weights: Path, photos: Path, tmp_path: Path, capsys) -> None:
+def test_verbs_embed_by_the_weights(weights: Path, tmp_path: Path, capsys) -> None:
+    photos = draw_photos(tmp_path / "photos", 2, 3)
     model, file = ("--model", NAME, "--weights", weights), tmp_path / "v.parquet"
     expected = load_model(NAME, weights=str(weights))
     assert torch.equal(expected.backbone.bn1.weight, torch.load(weights)["state_dict"]["model.bn1.weight"])

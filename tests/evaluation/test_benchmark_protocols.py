@@ -32,11 +32,11 @@ def classify(vectors: np.ndarray, table: Table, part: str, k: int, t: float) -> 
     """The confidence of each query, whether its class is right, and whether it has a match."""
     frame = table.frame
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    gallery = np.flatnonzero(frame["is_gallery"])
-    num_classes = frame["label"][gallery].nunique()
+    gallery, labels = np.flatnonzero(frame["is_gallery"]), frame["label"].to_numpy()
+    num_classes = len(np.unique(labels[gallery]))
     found = []
     for row in np.flatnonzero(frame["query_set"] == part):
-        scores = sorted(((float(unit[row] @ unit[other]), frame["label"][other]) for other in gallery), reverse=True)
+        scores = sorted(((float(unit[row] @ unit[other]), labels[other]) for other in gallery), reverse=True)
         best: dict[int, float] = {}
         for score, label in scores[:k]:
             best[label] = max(score, best.get(label, -1))

@@ -42,7 +42,8 @@ def check(scores: np.ndarray, found: Positives, counter: Counter | DeviceCounter
         values, columns = found.scores[slots, None], found.rows[slots, None]
         ahead = (row > values) | ((row == values) & (others < columns))
         assert (num_before[query, : len(values)] == ahead.sum(axis=1)).all()
-        any_tied = [is_tied[query][values[:, 0] == value].any() for value in values[:, 0]]
+        _, equal = np.unique(values[:, 0], return_inverse=True)  # positives of one score
+        any_tied = np.bincount(equal, weights=is_tied[query])[equal] > 0
         assert (any_tied == (row == values).any(axis=1)).all()
 
 

@@ -38,16 +38,17 @@ def reference(vectors: np.ndarray, table: Table, score: str, pooling: str = "bes
     frame, known, unknown = table.frame, [], []
     everything = pd.Series(True, index=frame.index)
     is_query, is_gallery = frame.get("is_query", everything), frame.get("is_gallery", everything)
-    group = frame.get("group", pd.Series(-1, index=frame.index))
-    for query in np.flatnonzero(is_query):
+    group, labels = frame.get("group", pd.Series(-1, index=frame.index)).tolist(), frame["label"].tolist()
+    gallery = np.flatnonzero(is_gallery).tolist()
+    for query in np.flatnonzero(is_query).tolist():
         found: dict[int, list[int]] = {}
-        for row in np.flatnonzero(is_gallery):
-            same = frame.label[row] == frame.label[query]
+        for row in gallery:
+            same = labels[row] == labels[query]
             if row != query and not (same and group[row] == group[query] >= 0):
-                found.setdefault(frame.label[row], []).append(row)
+                found.setdefault(labels[row], []).append(row)
         best = {name: pooled(unit[rows], unit[query], pooling) for name, rows in found.items()}
-        own = best.get(frame.label[query])
-        rest = {name: value for name, value in best.items() if name != frame.label[query]}
+        own = best.get(labels[query])
+        rest = {name: value for name, value in best.items() if name != labels[query]}
         if own is not None:
             known.append((value_of(best, score), own == max(best.values())))
         unknown.append(value_of(rest, score))

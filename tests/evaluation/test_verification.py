@@ -20,15 +20,17 @@ def test_rates_equal_the_roc_curve_of_all_pairs(columns: dict[str, bool], decima
     vectors, table = clusters(7, classes=30, **columns)
     vectors, frame = np.round(vectors, decimals), table.frame  # with many ties, or few
     unit = UnitVectors(vectors, "vector")
-    similarities = ScoreBuffer(len(unit), len(unit), unit.device).fill(unit.block(0, len(unit)), unit, 0, len(unit))
-    group = frame.get("group", pd.Series(-1, index=frame.index))
+    product = ScoreBuffer(len(unit), len(unit), unit.device).fill(unit.block(0, len(unit)), unit, 0, len(unit))
+    similarities, labels = product.tolist(), frame["label"].tolist()
+    group = frame.get("group", pd.Series(-1, index=frame.index)).tolist()
+    is_query, is_gallery = (frame[side].tolist() if side in frame else [] for side in ("is_query", "is_gallery"))
     scores, same = [], []
     for i in range(len(frame)):
         for j in range(len(frame)):
-            is_same = frame.label[i] == frame.label[j]
-            counts = frame.is_query[i] and frame.is_gallery[j] and i != j if "sides" in columns else i < j
+            is_same = labels[i] == labels[j]
+            counts = is_query[i] and is_gallery[j] and i != j if "sides" in columns else i < j
             if counts and not (is_same and group[i] == group[j] >= 0):
-                scores.append(float(similarities[i, j]))
+                scores.append(similarities[i][j])
                 same.append(is_same)
     fpr, tpr, _ = roc_curve(same, scores, drop_intermediate=False)
     for rows, block in ((1024, 4096), (64, 256)):

@@ -34,9 +34,9 @@ def cosine_softmax(
     own_in_sum: bool = True,
 ) -> Tensor:
     """NormSoftmax, CosFace (margin), ArcFace (angle), CCL (center_weight) and ProxyNCA (own_in_sum)."""
-    values = []
+    values, directions = [], unit(centers)
     for x, y in zip(embeddings, labels.tolist(), strict=True):
-        cosines = unit(centers) @ unit(x)
+        cosines = directions @ unit(x)
         own = cosines[y] - margin
         if angle:
             theta = cosines[y].clamp(-1, 1).acos()
@@ -86,9 +86,9 @@ def soft_triple(
 def proxy_anchor(
     embeddings: Tensor, labels: Tensor, centers: Tensor, alpha: float = 32.0, margin: float = 0.1
 ) -> Tensor:
-    pulled, pushed = [], []
+    pulled, pushed, directions = [], [], unit(embeddings)
     for p, center in enumerate(centers):
-        cosines, own = unit(embeddings) @ unit(center), labels == p
+        cosines, own = directions @ unit(center), labels == p
         if own.any():
             pulled.append((1 + (-alpha * (cosines[own] - margin)).exp().sum()).log())
         pushed.append((1 + (alpha * (cosines[~own] + margin)).exp().sum()).log())

@@ -284,7 +284,11 @@ def histogram(anchors: list[Anchor], bins: int = 100) -> Tensor:
     """Multi-similarity supplement, Eq. (3) to (5)."""
     positives = _histogram([s for a in anchors for s in a.positives.values()], bins)
     negatives = _histogram([s for a in anchors for s in a.negatives.values()], bins)
-    return _sum(negatives[r] * _sum(positives[: r + 1]) for r in range(bins + 1))
+    total = below = _sum([])
+    for positive, negative in zip(positives, negatives, strict=True):
+        below = below + positive  # positives at the nodes up to this one
+        total = total + negative * below
+    return total
 
 
 def _histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
@@ -293,10 +297,11 @@ def _histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
     node = [-1 + (r - 1) * width for r in range(bins + 3)]  # node[r + 1] is the paper's t_r
     heights = [_sum([]) for _ in range(bins + 1)]
     for s in similarities:
+        at = s.item()
         for r in range(bins + 1):
-            if node[r] <= s.item() < node[r + 1]:
+            if node[r] <= at < node[r + 1]:
                 heights[r] = heights[r] + (s - node[r]) / width / len(similarities)
-            elif node[r + 1] <= s.item() < node[r + 2]:
+            elif node[r + 1] <= at < node[r + 2]:
                 heights[r] = heights[r] + (node[r + 2] - s) / width / len(similarities)
     return heights
 
@@ -364,11 +369,11 @@ def fast_ap(anchors: list[Anchor], bins: int = 10, reduction: str = "contributin
     def average_precision(a: Anchor) -> Tensor:
         positives = _distance_histogram(list(a.positives.values()), bins)
         negatives = _distance_histogram(list(a.negatives.values()), bins)
-        total = _sum([])
-        for r in range(bins + 1):
-            found, others = _sum(positives[: r + 1]), _sum(negatives[: r + 1])
+        total = found = others = _sum([])
+        for positive, negative in zip(positives, negatives, strict=True):
+            found, others = found + positive, others + negative
             if found + others > 1e-9:  # else the precision is not defined
-                total = total + positives[r] * found / (found + others)
+                total = total + positive * found / (found + others)
         return total / len(a.positives)
 
     return _over_anchors(anchors, _if_positives(lambda a: 1 - average_precision(a)), reduction, _has_a_positive)
@@ -379,14 +384,11 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
     width = 2 / (nodes - 1)
     centers = [1 - m * width for m in range(nodes)]
 
-    def assigned(s: Tensor, m: int) -> Tensor:
-        return _fraction(s, centers[m], width)
-
     def average_precision(a: Anchor) -> Tensor:
         total = found = others = _sum([])
-        for m in range(nodes):
-            here = _sum(assigned(s, m) for s in a.positives.values())
-            found, others = found + here, others + _sum(assigned(s, m) for s in a.negatives.values())
+        for center in centers:
+            here = _at_node(a.positives.values(), center, width)
+            found, others = found + here, others + _at_node(a.negatives.values(), center, width)
             if found + others > 1e-9:  # else the precision is not defined
                 total = total + found / (found + others) * here / len(a.positives)
         return total
@@ -397,15 +399,19 @@ def soft_bin_ap(anchors: list[Anchor], nodes: int = 20, reduction: str = "contri
 def _distance_histogram(similarities: list[Tensor], bins: int) -> list[Tensor]:
     """How much of squared distances `2 - 2 s` is at each of bins + 1 nodes from 0 to 4, by linear interpolation."""
     width = 4 / bins
-    return [_sum(_fraction(s, (2 - r * width) / 2, width / 2) for s in similarities) for r in range(bins + 1)]
+    return [_at_node(similarities, (2 - r * width) / 2, width / 2) for r in range(bins + 1)]
 
 
-def _fraction(s: Tensor, node: float, width: float) -> Tensor:
-    """1 on the node, falling to 0 at a width from it. On a node the slope is that of its right side."""
-    widths_away = round((s.item() - node) / width, 9)  # on a node also where rounding says it is just beside
-    if -1 <= widths_away < 0:
-        return 1 - (node - s) / width
-    return 1 - (s - node) / width if 0 <= widths_away < 1 else _sum([])
+def _at_node(similarities: Iterable[Tensor], node: float, width: float) -> Tensor:
+    """How many are at a node: 1 on it, falling to 0 at a width from it. On it the slope is that of its right side."""
+    total = _sum([])
+    for s in similarities:
+        widths_away = round((s.item() - node) / width, 9)  # on a node also where rounding says it is just beside
+        if -1 <= widths_away < 0:
+            total = total + (1 - (node - s) / width)
+        elif 0 <= widths_away < 1:
+            total = total + (1 - (s - node) / width)
+    return total
 
 
 def blackbox_ap(
@@ -416,11 +422,11 @@ def blackbox_ap(
     def value(a: Anchor) -> Tensor:
         if not a.positives:
             return _sum([])
-        scores = {j: s.detach() - margin / 2 for j, s in a.positives.items()}
-        negatives = {j: s.detach() + margin / 2 for j, s in a.negatives.items()}
+        scores = {j: s.item() - margin / 2 for j, s in a.positives.items()}
+        negatives = {j: s.item() + margin / 2 for j, s in a.negatives.items()}
         of_positives = {x: _rank(scores[x], [s for j, s in scores.items() if j != x]) for x in scores}
         ranks = _ranks(scores, negatives)
-        loss = 1 - _mean([torch.as_tensor(of_positives[x] / ranks[x], dtype=torch.float64) for x in scores])
+        loss = 1 - sum(of_positives[x] / ranks[x] for x in scores) / len(scores)
         # d loss / d rank is of_positives / (P rank^2), by which the similarities of positives move.
         moved = {x: s + interpolation * of_positives[x] / (len(scores) * ranks[x] ** 2) for x, s in scores.items()}
         after = _ranks(moved, negatives)
@@ -431,16 +437,16 @@ def blackbox_ap(
     return _over_anchors(anchors, value, reduction, _has_a_positive)
 
 
-def _ranks(positives: dict[int, Tensor], negatives: dict[int, Tensor]) -> dict[int, int]:
+def _ranks(positives: dict[int, float], negatives: dict[int, float]) -> dict[int, int]:
     """The rank of every similarity; of equal ones the positive has the worse rank."""
     ranks = {x: _rank(s, [t for j, t in (positives | negatives).items() if j != x]) for x, s in positives.items()}
     for j, s in negatives.items():
         others = [t for i, t in negatives.items() if i != j]
-        ranks[j] = _rank(s, others) + sum(bool(t > s) for t in positives.values())
+        ranks[j] = _rank(s, others) + sum(t > s for t in positives.values())
     return ranks
 
 
-def _rank(similarity: Tensor, others: list[Tensor]) -> int:
+def _rank(similarity: Tensor | float, others: Sequence[Tensor | float]) -> int:
     return 1 + sum(bool(s >= similarity) for s in others)
 
 

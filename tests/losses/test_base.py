@@ -116,7 +116,11 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("name", BATCHES)
+SHARED = ["shuffled", "singletons", "all singletons", "one sample", "duplicates", "zero vector"]
+SHARED += ["references around the batch", "references beside the batch", "references lack a class"]
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_a_sum_of_all_losses_is_that_of_each(name: str) -> None:
     batch = BATCHES[name]
     cases = [case for case in DEFAULTS.values() if "num_classes" not in case.arguments and not case.is_random]

@@ -40,7 +40,7 @@ def largest_parameter(loss: CenterBasedLoss) -> int:
 def test_a_step_holds_tiles_and_gradients(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there are a million classes: nothing is kept from tile to tile."""
     monkeypatch.setattr(center_sum, "MAX_KEPT", 0)
-    classes, n = 30_000, 256 if case.startswith("SoftTriple") else 1024
+    classes, n = 30_000, 256 if case.startswith("SoftTriple") else 512
     loss, (x, labels) = CASES[case].loss(classes, 8), batch(n, classes)
     peak, kept = peak_and_kept(lambda: loss(x, labels))
     gradients = sum(parameter.nbytes for parameter in loss.parameters())

@@ -24,7 +24,7 @@ def test_value_and_gradients_are_the_formulas(case: str, turns: int) -> None:
         close = partial(torch.testing.assert_close, msg=lambda text, name=name: f"{name}: {text}")
         got = CASES[case].values(batch)
         close(got, CASES[case].values_by_hand(batch), rtol=1e-9, atol=loose or 1e-12)
-        for tile_rows in (1, 2, 5) if case in DEFAULTS else (2,):
+        for tile_rows in (2, 5) if case in DEFAULTS else (2,):  # the last tile of some batches is one row
             close(CASES[case].values(batch, tile_rows=tile_rows), got, rtol=1e-12, atol=loose or 1e-14)
 
 

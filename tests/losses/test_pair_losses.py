@@ -82,7 +82,7 @@ def test_pairs_in_neither_mask_do_not_count(case: str) -> None:
 # Memory grows with the tile -------------------------------------------------------------------------------------------
 
 
-TILE, N = 16, 512
+TILE, N = 32, 256
 
 
 @pytest.mark.parametrize("case", EACH)

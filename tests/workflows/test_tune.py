@@ -9,6 +9,7 @@ import pytest
 from tests.refusals import refused_call
 from tests.workflows.studies import MadeUp, curve, write_table
 from vicinal.data import Table
+from vicinal.report.page.markup import Markup
 from vicinal.training import Recipe
 from vicinal.utils.errors import InputError, TrainingStoppedError
 from vicinal.workflows import TuneSettings, tune
@@ -24,6 +25,13 @@ def run(recipe: Path, start: MadeUp, *words: str, **options: Any) -> TuneResult:
     return tune(recipe, "study", settings, words or [LR], start=start)
 
 
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages have no plots, which take longer than the trials; those of a trial that fails have them."""
+    monkeypatch.setattr("vicinal.report.page.study._plot", lambda *_: Markup())
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_the_best_settings_end_after_their_best_epoch_and_are_replayed_once(study_recipe: Path) -> None:
     start = MadeUp()
     result = run(study_recipe, start)
@@ -232,6 +240,7 @@ def test_weights_of_trials_are_deleted_unless_they_are_to_be_kept(study_recipe: 
     assert Path("study/trials/001/model").exists()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_a_study_is_continued_without_its_recipe(study_recipe: Path) -> None:
     run(study_recipe, MadeUp(), trials=1, held_out="2")
     study_recipe.unlink()

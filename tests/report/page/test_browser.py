@@ -134,25 +134,18 @@ def test_everything_is_there_and_nothing_is_asked_for(tab: Browser, pages: dict[
 
 @pytest.mark.parametrize("name", ["one", "two", "names", "unlabeled"])
 @pytest.mark.parametrize(("width", "height", "phone"), [*SIZES, (1130, 800, False)])
-def test_nothing_hangs_over_the_edge_and_no_word_is_broken(
+def test_the_first_screen_shows_found_pictures_and_nothing_hangs_over_the_edge_and_no_word_is_broken(
     tab: Browser, pages: dict[str, Path], name: str, width: int, height: int, phone: bool
 ) -> None:
     tab.open(pages[name], width, height, phone=phone)
+    if name != "two" and (width, height, phone) in SIZES:  # a comparison has differences there
+        assert tab.ask(FIRST_PICTURES) == [True] * 3
     tab.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     tab.frames()
     assert tab.ask("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
     words = tab.ask(BROKEN_WORDS)
     assert words["broken"] == []
     assert words["seen"] > 300
-
-
-@pytest.mark.parametrize("name", ["one", "names", "unlabeled"])
-@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
-def test_the_first_screen_shows_found_pictures(
-    tab: Browser, pages: dict[str, Path], name: str, width: int, height: int, phone: bool
-) -> None:
-    tab.open(pages[name], width, height, phone=phone)
-    assert tab.ask(FIRST_PICTURES) == [True] * 3
 
 
 def test_a_phone_shows_three_neighbors_and_more_if_asked(tab: Browser, pages: dict[str, Path]) -> None:
@@ -186,14 +179,16 @@ def test_the_best_and_random_queries_are_folded(tab: Browser, pages: dict[str, P
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read_in_both_schemes(tab: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
-    tab.open(pages[name], dark=dark)
-    paper = tab.ask("getComputedStyle(document.body).backgroundColor")
-    assert (paper == "rgb(255, 255, 255)") is not dark
-    read = tab.ask(CONTRAST)
-    assert read["weak"] == []
-    assert read["texts"] > 300
+def test_text_can_be_read_in_both_schemes(tab: Browser, pages: dict[str, Path], name: str) -> None:
+    tab.open(pages[name], dark=True)
+    for scheme in ("dark", "light"):
+        tab.emulate(scheme)
+        tab.frames()
+        paper = tab.ask("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") is (scheme == "light")
+        read = tab.ask(CONTRAST)
+        assert read["weak"] == [], scheme
+        assert read["texts"] > 300
 
 
 def test_colors_can_be_chosen_and_print_is_light(tab: Browser, pages: dict[str, Path]) -> None:

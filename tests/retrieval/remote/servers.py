@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.conftest import free_port
+from tests.conftest import free_port, memory_folder
 
 Address = tuple[str, int] | str
 RUNNING: dict[Path, Server] = {}
@@ -108,13 +108,6 @@ def start_postgres(folder: Path, address: Address | None = None) -> Server:
 
 
 STARTERS = {"milvus": start_milvus, "postgresql": start_postgres}
-
-
-def memory_folder() -> str | None:
-    """A folder in memory, if there is room, where a database starts sooner; None: the usual one."""
-    folder = "/dev/shm"
-    is_usable = os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > 2**30
-    return folder if is_usable else None
 
 
 @contextmanager

@@ -268,6 +268,7 @@ def test_only_one_process_upgrades(postgres: Shop) -> None:
     postgres.check(postgres.new, 24)
 
 
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True)  # the check is that of all databases
 def test_an_upgrade_is_refused_after_another_one(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     first_dim = upgrade_remote._first_dim
 
@@ -298,6 +299,7 @@ def test_only_one_process_builds(servers: dict[str, Server], monkeypatch: pytest
     refused_call("is already an index", RemoteIndex.build, np.ones((3, 2)), table, url, "exact")
 
 
+@pytest.mark.parametrize("server", ["postgresql"], indirect=True)  # the command does not know the database
 def test_the_command(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "index", "upgrade", shop.url, "--model", shop.new.model)
     assert text.splitlines()[1].startswith("overlap@10")
