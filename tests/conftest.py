@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from vicinal.utils.memory import available_memory
+
 ROOT = Path(__file__).parent.parent
 
 sys.path.insert(0, str(ROOT))
@@ -24,8 +26,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels of GPUs on the CPU; rea
 
 def memory_folder(free: int = 2**30) -> str | None:
     """A folder in memory with so many bytes free, where nothing waits for a disk; None: the usual one."""
-    folder = "/dev/shm"
-    return folder if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > free else None
+    folder = "/dev/shm"  # its size is no promise that there is so much memory
+    has_room = os.access(folder, os.W_OK) and min(shutil.disk_usage(folder).free, available_memory()) > free
+    return folder if has_room else None
 
 
 if in_memory := memory_folder(6 * 2**30):  # a commit of SQLite takes 20 ms on a disk; all tests together write 2 GB

@@ -347,6 +347,8 @@ def test_everything_fits_and_can_be_read(tab, address: str, folder: Path, size: 
     for scheme in ("light", "dark"):
         page.emulate(scheme, motion="reduce")
         page.frames()
+        paper = page.ask("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") is (scheme == "light")
         read = page.ask(CONTRAST)
         assert read["weak"] == [], scheme
         assert read["texts"] > 80

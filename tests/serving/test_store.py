@@ -73,12 +73,13 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pyte
 def test_wrong_requests_do_not_harm_those_of_their_transaction(tmp_path: Path) -> None:
     with FolderStore(save_index(tmp_path)) as store:
         with store.index.transaction():  # in which the writer waits
-            added = ((1, 7), (2, "x"), (3, 8))
-            futures = [store.add(random_vectors(1, seed), {"price": price}, None, None) for seed, price in added]
+            added = ({"price": 7}, {"price": "x"}, {"price": 8}, {})
+            futures = [store.add(random_vectors(1, seed), row, None, None) for seed, row in enumerate(added)]
             futures.append(store.delete([4, 30]))
-        refused_call("price", futures[1].result, 120)
-        assert [each.result(120) for each in (futures[0], futures[2], futures[3])] == [[30], [31], [4, 30]]
+        refused_call("price", futures.pop(1).result, 120)
+        assert [each.result(120) for each in futures] == [[30], [31], [32], [4, 30]]
         assert store.index.lookup([31])["price"].tolist() == [8]
+        assert store.index.column_kinds["price"].kind == "integer"  # also beside an item without a price
         assert not len(store.index.present([4, 30]))
 
 

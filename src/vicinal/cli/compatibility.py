@@ -43,16 +43,13 @@ def adapt(arguments: Arguments) -> None:
     inputs.check_embedding(arguments)
     if arguments.images is not None and getattr(arguments, "model", None) is not None:
         raise InputError("with --images the two sources are the models; leave out --model")
-    from vicinal.retrieval import LinearAdapter
+    from vicinal.workflows.compatibility import learn_adapter
     from vicinal.workflows.embedding_reader import embed_several
-    from vicinal.workflows.evaluate import check_same_images
 
     reader, names = inputs.read_embedding(arguments, default_split="train"), [arguments.old, arguments.new]
     several = embed_several(reader, names, arguments.split, images=arguments.images, keep_models=True)
     old, new = (embedded for _, embedded in several)
-    check_same_images(old.table, new.table, "the two embeddings")
-    alpha, models = 1.0 if arguments.alpha is None else arguments.alpha, (old.fingerprint, new.fingerprint)
-    adapter = LinearAdapter.fit(old.vectors, new.vectors, arguments.method, alpha, models)
+    adapter = learn_adapter(old, new, arguments.method, 1.0 if arguments.alpha is None else arguments.alpha)
     adapter.save(arguments.out)
     log(f"adapter from {old.vectors.shape[1]} to {new.vectors.shape[1]} dimensions, learned from {len(old.table):,} "
         "embeddings")  # fmt: skip

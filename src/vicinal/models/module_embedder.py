@@ -43,7 +43,6 @@ class ModuleEmbedder(Embedder):
         self.pooling, self.head, self.projector = nn.Identity(), nn.Sequential(), None
 
     @classmethod
-    @classmethod
     def from_imported(
         cls, config: Mapping[str, Any], transform: ImageTransform, allow_imports: Sequence[str]
     ) -> ModuleEmbedder:

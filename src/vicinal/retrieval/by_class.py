@@ -87,7 +87,7 @@ def class_similarities(
         raise InputError(f"pooling = {pooling!r} is unknown; use {', '.join(POOLINGS)}")
     exclusions = exclusions or Exclusions(len(queries), len(gallery))
     num_classes = 1 + int(max(query_labels.max(initial=0), gallery_labels.max(initial=0)))
-    width = BLOCK_ROWS if pooling == "best" else max(len(gallery), 1)
+    width = BLOCK_ROWS if pooling == "best" else len(gallery)
     rows = rows_within_budget(max(num_classes, width), MIN_ROWS, MAX_ROWS, queries.device)
     buffer = ScoreBuffer(min(rows, len(queries)), min(len(gallery), width), queries.device)
     norms = _norms_of_sums(gallery, gallery_labels, num_classes) if pooling == "centroid" else None
@@ -98,16 +98,13 @@ def class_similarities(
     other_labels = np.full((len(queries), num_others), -1, np.int64)
     for first in range(0, len(queries), rows):
         chunk = slice(first, min(first + rows, len(queries)))
-        vectors, own_class = queries.block(chunk.start, chunk.stop), own_classes[chunk, None]
-        class_scores = torch.full((len(vectors), num_classes), -torch.inf, device=vectors.device)
-        for start in range(0, len(gallery), width):
-            stop = min(start + width, len(gallery))
-            scores = buffer.fill(vectors, gallery, start, stop)
-            exclusions.mask(scores, chunk, start)
-            if pooling == "best":
-                class_scores.scatter_reduce_(1, columns[start:stop].expand(len(vectors), -1), scores, "amax")
-                continue
-            _pool_by_class(class_scores, scores, gallery_labels, norms)
+        own_class = own_classes[chunk, None]
+        if pooling == "best":
+            class_scores = _best_by_class(queries, gallery, chunk, columns, num_classes, exclusions, buffer)
+        else:
+            scores = buffer.fill(queries.block(chunk.start, chunk.stop), gallery, 0, len(gallery))
+            exclusions.mask(scores, chunk, 0)
+            class_scores = _pooled_by_class(scores, gallery_labels, num_classes, norms)
             if norms is not None:
                 _divide_by_own_norms(class_scores, scores, own_class, norms, gallery, columns)
         own[chunk] = class_scores.gather(1, own_class).flatten().cpu().numpy()
@@ -118,9 +115,30 @@ def class_similarities(
     return ClassSimilarities(own, others, other_labels)
 
 
-def _pool_by_class(pooled: Tensor, scores: Tensor, labels: Integers, norms: Tensor | None) -> None:
-    """Write the mean of the best scores with each class or, with norms, the sum of all / norm: [queries, classes]."""
-    order, counts = np.argsort(labels, kind="stable"), np.bincount(labels, minlength=pooled.shape[1])
+def _best_by_class(
+    queries: UnitVectors,
+    gallery: UnitVectors,
+    chunk: slice,
+    columns: Tensor,
+    num_classes: int,
+    exclusions: Exclusions,
+    buffer: ScoreBuffer,
+) -> Tensor:
+    """The similarity of a block of queries to every class, float32 [queries, classes]."""
+    vectors = queries.block(chunk.start, chunk.stop)
+    class_scores = torch.full((len(vectors), num_classes), -torch.inf, device=vectors.device)
+    for start in range(0, len(gallery), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(gallery))
+        scores = buffer.fill(vectors, gallery, start, stop)
+        exclusions.mask(scores, chunk, start)
+        class_scores.scatter_reduce_(1, columns[start:stop].expand(len(vectors), -1), scores, "amax")
+    return class_scores
+
+
+def _pooled_by_class(scores: Tensor, labels: Integers, num_classes: int, norms: Tensor | None) -> Tensor:
+    """The mean of the best scores with each class or, with norms, the sum of all / norm, float32 [queries, classes]."""
+    pooled = torch.full((len(scores), num_classes), -torch.inf, device=scores.device)
+    order, counts = np.argsort(labels, kind="stable"), np.bincount(labels, minlength=num_classes)
     starts = np.cumsum(counts) - counts
     for size in np.unique(counts[counts > 0]).tolist():  # classes of one size together
         classes = np.flatnonzero(counts == size)
@@ -133,6 +151,7 @@ def _pool_by_class(pooled: Tensor, scores: Tensor, labels: Integers, norms: Tens
         class_indices = torch.from_numpy(classes).to(scores.device)
         value = total / (num_found if norms is None else norms[class_indices])
         pooled[:, class_indices] = torch.where(num_found > 0, value, -torch.inf)
+    return pooled
 
 
 def _norms_of_sums(gallery: UnitVectors, labels: Integers, num_classes: int) -> Tensor:

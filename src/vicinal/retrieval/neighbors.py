@@ -194,7 +194,10 @@ def _columns_within_budget(rows: int, k: int, device: torch.device) -> int:
 
 
 def _merged(best: tuple[Tensor, ...], later: tuple[Tensor, ...], k: int) -> tuple[Tensor, ...]:
-    """The k best scores and their gallery rows of two; those of `later` are behind, and equal scores in that order."""
+    """Merge the k best scores of two blocks of the gallery, and their rows, [queries, k].
+
+    The rows of `later` come after the others, so that a stable sort keeps equal scores in gallery order.
+    """
     scores, ids = (torch.cat(each, dim=1) for each in zip(best, later, strict=True))
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
     return scores.gather(1, order), ids.gather(1, order)

@@ -71,20 +71,22 @@ class PillowEmbedder:
 
 
 ImageEmbedder = TorchEmbedder | PillowEmbedder
-"""Embeds images that decoding processes have prepared."""
+"""Embeds images that decoding processes have prepared: name, dim, fingerprint (None: unknown), preparation, embed."""
 
 
 def as_image_embedder(model: Any) -> ImageEmbedder:
-    """An :class:`ImageEmbedder` as it is, or for an :class:`~vicinal.Embedder` or an object that embeds PIL images."""
+    """An `ImageEmbedder` as it is, or for an :class:`~vicinal.Embedder` or an object that embeds PIL images."""
     if hasattr(model, "preparation"):
         return model
     from vicinal.models.embedder import Embedder
 
     if not isinstance(model, Embedder):
         return PillowEmbedder(model)
-    from vicinal.data.images.image_ops import normalized
+    from vicinal.data.images.image_ops import Normalize
+
+    normalize = Normalize(model.transform)
 
     def embed_pixels(pixels: Tensor) -> Floats:
-        return model.embed(normalized(pixels, model.transform), len(pixels), progress=False)
+        return model.embed(normalize(pixels), len(pixels), progress=False)
 
     return TorchEmbedder(embed_pixels, model.transform, model.config["backbone"], model.fingerprint(), model)

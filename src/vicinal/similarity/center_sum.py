@@ -151,7 +151,8 @@ class _BackwardPass:
             if self.grad_bias is not None:
                 self.grad_bias[span] += weights @ tile.exponentials + grad_mean.sum()
             if self.grad_vectors is not None:
-                gradient, is_first = self.grad_vectors[span], block.span.start == 0
+                gradient = self.grad_vectors[span]
+                is_first = block.span.start == 0
                 gradient.addmm_(tile.exponentials.T, block.anchors * weights[:, None], beta=0 if is_first else 1)
                 if self.centers.needs_mean:
                     gradient += grad_mean @ block.anchors

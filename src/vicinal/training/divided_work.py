@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vicinal.data import ImageDataset
 from vicinal.data.batches import image_dataset
 from vicinal.data.batches.train_batches import PART_SIZE
-from vicinal.models.embedder import Embedder, check_embeddings
+from vicinal.models.embedder import check_embeddings
 from vicinal.models.execution import Precision, used_precision
 from vicinal.training.processes import start_worker
 from vicinal.utils import distributed
 from vicinal.utils.arrays import Floats
 from vicinal.utils.errors import InputError
+
+
+class BatchEmbedder(Protocol):
+    """An embedder of batches, exported or not."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device | str: ...
+
+    @property
+    def is_thread_safe(self) -> bool: ...
+
+    def embedding_function(self, precision: Precision = ...) -> AbstractContextManager[Callable[[Tensor], Floats]]: ...
 
 
 def divided_rows(length: int, batch_size: int, num_processes: int | None = None) -> list[range]:
@@ -31,7 +49,7 @@ def divided_rows(length: int, batch_size: int, num_processes: int | None = None)
 
 
 def embed_rows(
-    embedder: Embedder,
+    embedder: BatchEmbedder,
     images: ImageDataset,
     rows: range,
     *,

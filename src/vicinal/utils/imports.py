@@ -51,12 +51,12 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
 
 def _type_checking_imports(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each name imported in the blocks `if TYPE_CHECKING:` of a module, and the module that it comes from."""
+    """Yield each name exported in the blocks `if TYPE_CHECKING:` of a module, and the module that it comes from."""
     for block in ast.parse(source).body:
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
             for statement in block.body:
                 if isinstance(statement, ast.ImportFrom) and statement.module:
-                    yield from ((alias.name, statement.module) for alias in statement.names)
+                    yield from ((each.name, statement.module) for each in statement.names if each.asname == each.name)
 
 
 def import_allowed(path: str, allow_imports: Sequence[str]) -> Any:

@@ -1,15 +1,24 @@
-"""An old model and a new one on the same images: what an upgrade without embedding loses."""
+"""An old model and a new one on the same images: adapters between them, and what an upgrade without embedding loses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from vicinal.evaluation import ResultsTable, compare_models, evaluate_across, upgrade_warnings
-from vicinal.retrieval.adapter import LinearAdapter
+from vicinal.retrieval.adapter import LinearAdapter, Method
 from vicinal.utils.errors import InputError
 from vicinal.workflows.embedded_table import EmbeddedTable
 from vicinal.workflows.evaluate import EvaluatedSource, check_same_images, resampling_of
 from vicinal.workflows.settings import EvaluationSettings
+
+
+def learn_adapter(
+    source: EmbeddedTable, target: EmbeddedTable, method: Method = "procrustes", alpha: float = 1.0
+) -> LinearAdapter:
+    """Learn a linear map between the embeddings of the same images by two models, which the adapter names."""
+    check_same_images(source.table, target.table, "the two embeddings")
+    models = source.fingerprint, target.fingerprint
+    return LinearAdapter.fit(source.vectors, target.vectors, method, alpha, models)
 
 
 def compare_across(

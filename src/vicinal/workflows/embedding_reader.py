@@ -327,22 +327,22 @@ class BatchEmbedder:
 
     def __call__(self, pixels: Tensor) -> Floats:
         """Embed pixels, uint8 [b, channels, height, width]: float32 [b, dim], or [0, 0] of an empty batch."""
-        from vicinal.data.images.image_ops import normalized  # loads torchvision
+        from vicinal.data.images.image_ops import Normalize  # loads torchvision
 
         if not len(pixels):
             return np.empty((0, 0), np.float32)
         pixels, engine = pixels.to(self.device, non_blocking=True), self.engine
         precision, scales = self.reader.used_precision, self.reader.scales
         if isinstance(engine, ExportedEmbedder):
-            with engine.embedding_function(precision) as embed_batch:
+            with engine.embedding_function(self.reader.precision) as embed_batch:
                 vectors = embed_batch(pixels)
         elif scales is None:
-            images = normalized(pixels, self.transform)
+            images = Normalize(self.transform)(pixels)
             vectors = engine.embed(images, len(pixels), precision=precision, progress=False)
         else:
             from vicinal.models.multi_scale import embed_multi_scale
 
-            images = normalized(pixels, self.transform)
+            images = Normalize(self.transform)(pixels)
             vectors = embed_multi_scale(
                 engine, images, scales, batch_size=len(pixels), precision=precision, progress=False
             )

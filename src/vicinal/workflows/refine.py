@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ import torch
 from vicinal.data import Table, check_trainable, save_embeddings
 from vicinal.data.batches.image_dataset import ImageDataset
 from vicinal.data.splits import shared_classes, splits_by_fraction
-from vicinal.models import Embedder
 from vicinal.models.execution import usable_device
 from vicinal.training import Recipe, RefinerRecipe, RefinerTrainer
 from vicinal.training.divided_work import divided_rows, embed_rows
@@ -90,15 +88,17 @@ def resume_refiner(
 def _create_trainer(recipe: RefinerRecipe, run: RunFolder) -> RefinerTrainer:
     assert recipe.settings.launch.launcher is None
     if run.recipe.is_file() and run.embeddings.is_file():
-        embedded = Source(str(run.embeddings)).stored()
-        return RefinerTrainer(recipe, embedded.vectors, embedded.table, embedded.fingerprint, run)
+        stored = Source(str(run.embeddings)).stored()
+        return RefinerTrainer(recipe, stored.vectors, stored.table, stored.fingerprint, run)
     embedded = _split(_embeddings(recipe, run), recipe.settings)
     sizes = embedded.table.frame["split"].value_counts()
     validation = f"validating on {sizes['val']:,} of val" if "val" in sizes else "without validation"
     log(f"training a refiner on {sizes['train']:,} embeddings of the split train, {validation}")
+    given = embedded.vectors, embedded.table, embedded.fingerprint
+    del embedded  # and the model, which may take the memory of a GPU
     if run.recipe.is_file():  # an embedder was trained, so the run has begun, and its first files will not be written
-        save_embeddings(run.embeddings, embedded.vectors, embedded.table, embedded.fingerprint)
-    return RefinerTrainer(recipe, embedded.vectors, embedded.table, embedded.fingerprint, run)
+        save_embeddings(run.embeddings, *given)
+    return RefinerTrainer(recipe, *given, run)
 
 
 def _embeddings(recipe: RefinerRecipe, run: RunFolder) -> EmbeddedTable:
@@ -271,7 +271,7 @@ def _embed_part(
     model.to(str(options.device))
     errors: dict[int, InputError] = {}
     vectors = embed_rows(
-        cast(Embedder, options.with_engine(model, len(rows))),  # an exported one has the same methods
+        options.with_engine(model, len(rows)),
         ImageDataset(table, model.transform),
         rows,
         batch_size=options.batch_size,

@@ -116,7 +116,7 @@ class SparseMatrix:
 def _row_blocks(a: Any, b: Any) -> Iterator[slice]:
     """Blocks of rows of `a` whose products with `b` have at most `MAX_TERMS` terms, unless a block is a single row."""
     terms = np.concatenate([[0], np.cumsum(np.diff(b.indptr)[a.indices])])[a.indptr]
-    yield from (slice(*rows) for rows in chunk_ranges(np.diff(terms), MAX_TERMS))
+    return (slice(*rows) for rows in chunk_ranges(np.diff(terms), MAX_TERMS))
 
 
 def find_neighborhoods(

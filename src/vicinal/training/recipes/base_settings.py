@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from vicinal.training.progress import RunLength
@@ -41,7 +42,7 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     fused: bool = False
-    lr_factors: Any = None  # a dataclass of each subclass's own
+    lr_factors: Any = field(default_factory=SimpleNamespace)  # a dataclass of each subclass's own
 
     def __post_init__(self) -> None:
         require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
