@@ -17,8 +17,9 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     """Return the functions `__getattr__` and `__dir__` of a package whose public names are imported on first use.
 
     The names and the modules that define them are read from the `from` imports, with absolute names, in the block
-    `if TYPE_CHECKING:` of the package, so that type checkers, editors and the interpreter see the same imports. An
-    import `from module import name as name` exports the name; `__all__` is the list of them unless the package has one.
+    `if TYPE_CHECKING:` of the package, so that type checkers, editors and the interpreter see the same imports. All of
+    them are public, which `from module import name as name` says to type checkers; `__all__` is the list of them unless
+    the package has one.
     """
     module = sys.modules[package]
     homes = dict(_type_checking_imports(Path(str(module.__file__)).read_text(encoding="utf-8")))
@@ -51,12 +52,12 @@ def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
 
 def _type_checking_imports(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each name exported in the blocks `if TYPE_CHECKING:` of a module, and the module that it comes from."""
+    """Yield each name imported in the blocks `if TYPE_CHECKING:` of a module, and the module that it comes from."""
     for block in ast.parse(source).body:
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
             for statement in block.body:
                 if isinstance(statement, ast.ImportFrom) and statement.module:
-                    yield from ((each.name, statement.module) for each in statement.names if each.asname == each.name)
+                    yield from ((alias.name, statement.module) for alias in statement.names)
 
 
 def import_allowed(path: str, allow_imports: Sequence[str]) -> Any:
