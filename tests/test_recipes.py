@@ -2,8 +2,6 @@
 
 import importlib.util
 import shlex
-from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,23 +39,6 @@ VERBS = {name: shlex.split(header["command"])[1] for name, header in HEADERS.ite
 FIRST = set({name.rpartition("/")[0]: name for name in reversed(RECIPES)}.values())
 """The first recipe of each folder."""
 SCHEMAS = {"train": Recipe.schema(), "refine": RefinerRecipe.schema()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _each_file_is_parsed_once() -> Iterator[None]:
-    """Recipes extend files that others extend too."""
-    read, parsed = RecipeFile._read_one, dict[Path, RecipeFile]()
-
-    def read_once(path: Path) -> RecipeFile:
-        if SCRIPT.FOLDER not in path.parents:
-            return read(path)
-        place = path.resolve()
-        parsed[place] = parsed.get(place) or read(path)
-        return RecipeFile(path, deepcopy(parsed[place].values), dict(parsed[place].places))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecipeFile, "_read_one", read_once)
-        yield
 
 
 def test_the_page_of_all_recipes_is_current() -> None:

@@ -48,24 +48,11 @@ def test_a_refiner_that_does_not_help_is_one_line_and_no_model(tmp_path: Path, c
 
 
 def test_help_is_one_screen_with_the_defaults(capsys) -> None:
-    for verb, shown, examples, defaults in (
-        (
-            "train",
-            TRAIN_HELP,
-            TRAIN_EXAMPLES,
-            [
-                "learning rate; 0.0003 with 100 classes or more (default: 0.0002)",
-                "(default: resnet50; without GPU",
-                "NTXentLoss)",
-            ],
-        ),
-        (
-            "refine",
-            REFINE_HELP,
-            REFINE_EXAMPLES,
-            ["learning rate (default: 0.0001)", "blocks (default: 8)", "SmoothAPLoss)"],
-        ),
-    ):
+    rate = "learning rate; 0.0003 with 100 classes or more (default: 0.0002)"
+    train = [rate, "(default: resnet50; without GPU", "NTXentLoss)"]
+    refine = ["learning rate (default: 0.0001)", "blocks (default: 8)", "SmoothAPLoss)"]
+    shown_by_verb = {"train": (TRAIN_HELP, TRAIN_EXAMPLES, train), "refine": (REFINE_HELP, REFINE_EXAMPLES, refine)}
+    for verb, (shown, examples, defaults) in shown_by_verb.items():
         text = output(capsys, verb, "--help")
         assert len(text.splitlines()) <= 40
         assert max(map(len, text.splitlines())) <= 120

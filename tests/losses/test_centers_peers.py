@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from tests.losses.batches import Batch
 from tests.losses.gradients import assert_near, value_and_gradients
-from vicinal.losses import (
-    ArcFaceLoss,
-    CenterBasedLoss,
-    CosFaceLoss,
-    NormSoftmaxLoss,
-    ProxyAnchorLoss,
-    SoftTripleLoss,
-)
+from vicinal.losses import ArcFaceLoss, CenterBasedLoss, CosFaceLoss, NormSoftmaxLoss, ProxyAnchorLoss, SoftTripleLoss
 
 CLASSES, DIM = 9, 16
 

@@ -171,10 +171,7 @@ def test_curves_are_gains_and_the_legend_has_the_numbers(figures: list[Figure], 
     np.testing.assert_allclose(recall.lines[1].get_ydata(), [0, 6, 4])
     np.testing.assert_allclose(recall.lines[1].get_xdata(), [0, 1, 2])
     legends = [axes.get_legend().get_texts()[0].get_text() for axes in figures[0].axes]
-    assert legends == [
-        "50.00 % → 54.00 % (+4.00), best 56.00 % at 1",
-        "25.00 % → 25.40 % (+0.40), best 25.60 % at 1",
-    ]
+    assert legends == ["50.00 % → 54.00 % (+4.00), best 56.00 % at 1", "25.00 % → 25.40 % (+0.40), best 25.60 % at 1"]
 
 
 def test_depth_curve_is_of_the_metrics(figures: list[Figure]) -> None:

@@ -62,7 +62,7 @@ MISTAKES: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "inaturalist_2018": [
-        ("Inat_dataset_splits/Inaturalist_train_set1.txt", "train_val2018/Aves/20/", "", "line 1: .*; a path ends in"),
+        ("Inat_dataset_splits/Inaturalist_train_set1.txt", "train_val2018/Aves/20/", "", "line 1: .*; a path ends in")
     ],
     "mini_inaturalist_2021": [("iNaturalist_test.txt", ",3,90", ",11,90", "line 1: has the supercategory 11; there")],
     "landmarks_v2": [

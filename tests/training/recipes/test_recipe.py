@@ -7,14 +7,7 @@ import torch
 from tests.conftest import SMALL
 from tests.refusals import refused_call
 from tests.training.runs import interrupted
-from vicinal.losses import (
-    ContextualLoss,
-    ContrastiveLoss,
-    Loss,
-    MarginLoss,
-    MultiSimilarityLoss,
-    SimilarityRegularizer,
-)
+from vicinal.losses import ContextualLoss, ContrastiveLoss, Loss, MarginLoss, MultiSimilarityLoss, SimilarityRegularizer
 from vicinal.mining import DistanceWeightedMiner, MultiSimilarityMiner
 from vicinal.training import Recipe, resume, train
 from vicinal.training.recipes.recipe import SMALL_BACKBONE, RefinerRecipe
