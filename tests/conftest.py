@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["HF_HUB_OFFLINE"] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs, and what they start, ignore it
 os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels of GPUs on the CPU; read when Triton is first imported
 
 

@@ -43,13 +43,8 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=_take_interrupts,
+        start_new_session=True,
     )  # fmt: skip
-
-
-def _take_interrupts() -> None:
-    """A shell has its background jobs ignore Ctrl-C, and so would what tests start that run as one."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(words: list[str]) -> float:
