@@ -159,8 +159,8 @@ class PretendDevice(TorchDispatchMode):
 
 @contextmanager
 def pretend_device(has_kernels: bool = False) -> Iterator[PretendDevice]:
-    device = PretendDevice(has_kernels)
-    with device, patch("torch.inference_mode", _no_grad):  # tensor subclasses have no views in inference mode
+    device, no_grad = PretendDevice(has_kernels), lambda mode=True: torch.no_grad() if mode else nullcontext()
+    with device, patch("torch.inference_mode", no_grad):  # tensor subclasses have no views in inference mode
         yield device
 
 
@@ -182,10 +182,6 @@ def module_on_device(module: Module) -> Module:
 
 def is_on_device(value: object) -> bool:
     return isinstance(value, PretendTensor)
-
-
-def _no_grad(mode: bool = True) -> Any:
-    return torch.no_grad() if mode else nullcontext()
 
 
 def _copies_and_waits(operation: str, args: Sequence[Any], kwargs: dict[str, Any], makes_own: bool) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.training.runs import assert_same_run
+from vicinal.utils.launch import SUPERVISOR
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -55,15 +56,17 @@ def finish(words: list[str]) -> float:
     return time.monotonic() - started
 
 
-def members(group: int) -> list[int]:
+def members(main: int) -> list[int]:
+    """The processes of a run that has not ended: those of its group, and ranks, which have groups of their own."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
+            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            is_rank = f"{SUPERVISOR}={main}".encode() in (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(of) == group and state != "Z":
-            found.append(int(stat.parent.name))
+        if state != "Z" and (int(group) == main or is_rank):
+            found.append(int(folder.name))
     return found
 
 

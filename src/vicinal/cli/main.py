@@ -27,7 +27,7 @@ from vicinal.cli.search import add_search, add_serve, search, serve
 from vicinal.cli.train import add_recipe, refine, train
 from vicinal.cli.tune import add_sweep, add_tune, sweep, tune
 from vicinal.utils.console import is_main_process, log
-from vicinal.utils.errors import explained, one_line
+from vicinal.utils.errors import explained, is_lost_connection, one_line
 from vicinal.utils.launch import SUPERVISOR
 from vicinal.utils.memory import keep_large_blocks
 
@@ -166,9 +166,6 @@ def _explain(name: str, error: BaseException) -> int | None:
     if (known := explained(error)) is not None:
         is_said = is_main_process() or not isinstance(error, KeyboardInterrupt)  # which reaches all processes
         return fail(name, *known) if is_said else known[1]
-    if isinstance(error, RuntimeError):
-        from vicinal.utils import distributed
-
-        if distributed.is_lost_connection(error):
-            return fail(name, f"the connection to another process of the run was lost ({one_line(error)})", 1)
+    if is_lost_connection(error):
+        return fail(name, f"the connection to another process of the run was lost ({one_line(error)})", 1)
     return None

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from vicinal.utils.console import printable
-from vicinal.utils.errors import InputError, explained, one_line
+from vicinal.utils.errors import InputError, explained, is_lost_connection, one_line
 from vicinal.utils.launch import SUPERVISOR, Launch
 
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
@@ -134,14 +134,12 @@ def leave_error(error: BaseException) -> int | None:
     None: this process must print the error itself, since it was not started by another one, or is rank 0 and failed for
     a reason of its own.
     """
-    from vicinal.utils import distributed
-
     path = os.environ.get(ERROR_FILE)
     if SUPERVISOR not in os.environ or path is None or isinstance(error, SystemExit):
         return None
-    is_lost = distributed.is_lost_connection(error)
-    is_printed = Launch.of().rank == 0 and not is_lost
     known = explained(error)
+    is_lost = is_lost_connection(error)
+    is_printed = Launch.of().rank == 0 and not is_lost
     line, status = known or (f"{type(error).__name__}: {one_line(error)}", 1)
     trace = "" if known or is_lost else "".join(traceback.format_exception(error))
     report = {

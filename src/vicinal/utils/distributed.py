@@ -174,20 +174,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective operation has failed, most often because another process has ended.
-
-    Example:
-        >>> is_lost_connection(RuntimeError("gloo/transport/tcp/pair.cc:561] Connection closed by peer"))
-        True
-        >>> is_lost_connection(RuntimeError("a mistake in a loss beside the gloo backend"))
-        False
-    """
-    if not isinstance(error, RuntimeError) or not dist.is_available():
-        return False
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)  # raises plain RuntimeErrors
-
-
 def _on_device_of_group(tensor: Tensor) -> Tensor:
     """The tensor on a device that the process group can send from; NCCL, for one, takes no tensors of the CPU."""
     devices = [each.partition(":")[0] for each in dist.get_backend_config().split(",")]  # of "cpu:gloo,cuda:nccl"

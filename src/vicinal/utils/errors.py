@@ -90,6 +90,24 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     return ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective operation has failed, most often because another process has ended.
+
+    Example:
+        >>> is_lost_connection(RuntimeError("gloo/transport/tcp/pair.cc:561] Connection closed by peer"))
+        True
+        >>> is_lost_connection(RuntimeError("a mistake in a loss beside the gloo backend"))
+        False
+    """
+    if not isinstance(error, RuntimeError):
+        return False
+    import torch.distributed as dist  # only now: after Ctrl-C within its import, torch cannot be imported again
+
+    if not dist.is_available():
+        return False
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)  # raises plain RuntimeErrors
+
+
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
     """The message of another library's error on one line of limited length; the type's name if there is no message."""
     text = " ".join(str(error).split()) or (type(error).__name__ if isinstance(error, BaseException) else "''")
