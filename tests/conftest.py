@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 os.environ["HF_HUB_OFFLINE"] = "1"
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs, and what they start, ignore it
 os.environ["TRITON_INTERPRET"] = "1"  # runs the kernels of GPUs on the CPU; read when Triton is first imported
 
 
@@ -38,8 +37,9 @@ if in_memory := memory_folder(6 * 2**30):  # a commit of SQLite takes 20 ms on a
 
 
 def pytest_sessionstart() -> None:
-    """Collect the thousands of tests without the garbage collector, which would walk over all of them every time."""
-    gc.disable()
+    """Before tests are collected: they start no process that ignores Ctrl-C, as background jobs of a shell do."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # which would walk over all of the thousands of tests every time
 
 
 def pytest_collection_finish() -> None:

@@ -132,10 +132,6 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     """Run a verb; errors that a user can cause become one line and an exit status."""
     name = arguments.parser.prog
     arguments.rest = rest
-    if SUPERVISOR in os.environ:
-        from vicinal.training.processes import end_with_supervisor
-
-        end_with_supervisor()
     keep_large_blocks()
     unknown = [word for word in rest if word.startswith("-") or arguments.verb not in WITH_MORE]
     if unknown and arguments.verb not in WITH_RECIPE:
@@ -143,6 +139,10 @@ def _run(arguments: Arguments, rest: list[str]) -> int:
     if arguments.verb in WITH_MORE:
         getattr(arguments, WITH_MORE[arguments.verb]).extend(rest)
     try:
+        if SUPERVISOR in os.environ:
+            from vicinal.training.processes import end_with_supervisor
+
+            end_with_supervisor()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Image size .* exceeds limit")  # of Pillow; Vicinal has its own
             warnings.showwarning = lambda message, *_, **__: log(f"{name}: warning: {message}")

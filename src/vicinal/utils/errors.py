@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,11 +102,8 @@ def is_lost_connection(error: BaseException) -> bool:
     """
     if not isinstance(error, RuntimeError):
         return False
-    import torch.distributed as dist  # only now: after Ctrl-C within its import, torch cannot be imported again
-
-    if not dist.is_available():
-        return False
-    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)  # raises plain RuntimeErrors
+    dist = sys.modules.get("torch.distributed")  # not imported here: the error may have interrupted the import of torch
+    return isinstance(error, getattr(dist, "DistError", ())) or "gloo/transport" in str(error)  # a plain RuntimeError
 
 
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
