@@ -37,7 +37,7 @@ if in_memory := memory_folder(6 * 2**30):  # a commit of SQLite takes 20 ms on a
 
 
 def pytest_sessionstart() -> None:
-    """Before tests are collected: they start no process that ignores Ctrl-C, as background jobs of a shell do."""
+    """Take Ctrl-C, which a background job of a shell ignores, and so would all that tests start; collect quickly."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # which would walk over all of the thousands of tests every time
 

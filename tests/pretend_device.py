@@ -159,8 +159,9 @@ class PretendDevice(TorchDispatchMode):
 
 @contextmanager
 def pretend_device(has_kernels: bool = False) -> Iterator[PretendDevice]:
-    device, no_grad = PretendDevice(has_kernels), lambda mode=True: torch.no_grad() if mode else nullcontext()
-    with device, patch("torch.inference_mode", no_grad):  # tensor subclasses have no views in inference mode
+    # Tensor subclasses have no views in inference mode.
+    no_grad = patch("torch.inference_mode", lambda mode=True: torch.no_grad() if mode else nullcontext())
+    with PretendDevice(has_kernels) as device, no_grad:
         yield device
 
 

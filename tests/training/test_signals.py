@@ -5,15 +5,13 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.commands import Command
 from tests.training.runs import assert_same_run
-from vicinal.utils.launch import SUPERVISOR
 from vicinal.utils.run_folder import RunFolder
 
 SECONDS = 60  # within which a run must end after a signal; it takes one on a machine without other work
@@ -36,61 +34,27 @@ pytestmark = [
 
 
 def command(out: Path, settings: list[str]) -> list[str]:
-    return [sys.executable, "-m", "vicinal", "train", *settings, "--out", str(out), "--resume"]
-
-
-def start(words: list[str]) -> subprocess.Popen[str]:
-    """Start a run in a group of its own, as a terminal does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    return ["train", *settings, "--out", str(out), "--resume"]
 
 
 def finish(words: list[str]) -> float:
     """Run to the end, and return the seconds that it takes."""
-    started, process = time.monotonic(), start(words)
+    started, process = time.monotonic(), Command(words)
     _, errors = process.communicate(timeout=20 * SECONDS)
     assert process.returncode == 0, errors
     return time.monotonic() - started
 
 
-def members(main: int) -> list[int]:
-    """The processes of a run that have not ended: those of its group, and ranks, which have groups of their own."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            is_rank = f"{SUPERVISOR}={main}".encode() in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if state != "Z" and (int(group) == main or is_rank):
-            found.append(int(folder.name))
-    return found
-
-
-def send(number: signal.Signals, process: subprocess.Popen[str]) -> None:
+def send(number: signal.Signals, process: Command) -> None:
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as Ctrl-C does
     else:
         process.send_signal(number)
 
 
-def wait_for_the_end(process: subprocess.Popen[str]) -> str:
-    """The messages of a process; it and all that it started must end."""
-    _, errors = process.communicate(timeout=SECONDS)
-    deadline = time.monotonic() + SECONDS
-    while members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not members(process.pid), errors
-    assert "Traceback" not in errors
-    return errors
-
-
 def end_by(number: signal.Signals, words: list[str], wait: float) -> str:
     """Start a run, send a signal after a while, and return its messages."""
-    process = start(words)
+    process = Command(words)
     try:
         _, errors = process.communicate(timeout=wait)  # finished before the signal
         assert process.returncode == 0, errors
@@ -98,7 +62,7 @@ def end_by(number: signal.Signals, words: list[str], wait: float) -> str:
     except subprocess.TimeoutExpired:
         pass
     send(number, process)
-    errors = wait_for_the_end(process)
+    errors = process.wait_for_all(SECONDS)
     assert process.returncode in (0, 130, -number), errors
     return errors
 
@@ -129,13 +93,13 @@ def test_signals_at_random_moments(small: list[str], tmp_path: Path, setup: str)
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, number: signal.Signals) -> None:
     run = RunFolder(tmp_path / "run")
-    process = start(command(run.path, [*small, "--epochs=100", *SETUPS["workers"]]))
+    process = Command(command(run.path, [*small, "--epochs=100", *SETUPS["workers"]]))
     deadline = time.monotonic() + 2 * SECONDS
     while not run.log.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert run.log.exists()
     send(number, process)
-    errors = wait_for_the_end(process)
+    errors = process.wait_for_all(SECONDS)
     if number == signal.SIGKILL:
         assert process.returncode == -9
     else:
@@ -146,12 +110,12 @@ def test_a_signal_while_workers_read_images(small: list[str], tmp_path: Path, nu
 
 def test_ctrl_c_while_the_ranks_import_torch(small: list[str], tmp_path: Path) -> None:
     """Torch cannot be imported again after an interrupted import, so that nothing may try to explain the error."""
-    process = start(command(tmp_path / "run", [*small, *SETUPS["two processes"]]))
-    while len(members(process.pid)) < 2:
+    process = Command(command(tmp_path / "run", [*small, *SETUPS["two processes"]]))
+    while len(process.running()) < 2:
         assert process.poll() is None
         time.sleep(0.01)
     time.sleep(1)
     send(signal.SIGINT, process)
-    errors = wait_for_the_end(process)
+    errors = process.wait_for_all(SECONDS)
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("error: interrupted")

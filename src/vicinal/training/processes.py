@@ -137,9 +137,9 @@ def leave_error(error: BaseException) -> int | None:
     path = os.environ.get(ERROR_FILE)
     if SUPERVISOR not in os.environ or path is None or isinstance(error, SystemExit):
         return None
-    known = explained(error)
     is_lost = is_lost_connection(error)
     is_printed = Launch.of().rank == 0 and not is_lost
+    known = explained(error)
     line, status = known or (f"{type(error).__name__}: {one_line(error)}", 1)
     trace = "" if known or is_lost else "".join(traceback.format_exception(error))
     report = {

@@ -103,7 +103,8 @@ def is_lost_connection(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     dist = sys.modules.get("torch.distributed")  # not imported here: the error may have interrupted the import of torch
-    return isinstance(error, getattr(dist, "DistError", ())) or "gloo/transport" in str(error)  # a plain RuntimeError
+    is_of_torch = isinstance(error, getattr(dist, "DistError", ()))
+    return is_of_torch or "gloo/transport" in str(error)  # gloo raises plain RuntimeErrors
 
 
 def one_line(error: BaseException | str, max_length: int = 400) -> str:
