@@ -33,8 +33,8 @@ class StudyFolder:
     The tables of its runs are in `tables/`; those of a search have no test images. The run folder of a trial is
     `trials/007/` (`trials/007/fold1` with several folds), and beside it are `trials/007.yaml`, its recipe, and
     `trials/007.log`, its messages; `seeds/007_1/` is that of a best trial with a further seed, and `cells/007_1/` that
-    of a cell of a grid with its second seed. `.lock` is held by a command that begins the study or replays; several may
-    work on the trials.
+    of a cell of a grid with its second seed. `.lock` is held by a command that begins the study, opens its
+    trials or replays; several may work on the trials.
     """
 
     path: Path

@@ -47,13 +47,14 @@ def open_trials(folder: StudyFolder, name: str, prunes: bool = False) -> Study:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        storage = RDBStorage(
-            f"sqlite:///{folder.trials.resolve()}",
-            engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}},
-            heartbeat_interval=HEARTBEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
-        )
+        with folder.lock():  # of two commands that begin together, one would find the tables half made
+            storage = RDBStorage(
+                f"sqlite:///{folder.trials.resolve()}",
+                engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}},
+                heartbeat_interval=HEARTBEAT,
+                grace_period=GRACE,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
         return optuna.create_study(
             storage=storage,
             study_name=name,
